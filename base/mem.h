@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The allocator seam. All heap memory of the product comes from these functions (a lint test
+ * greps for the libc names), so CST_FAULT_ALLOC reaches every allocation.
+ * Any thread. Failure returns NULL; nothing aborts.
+ */
+#pragma once
+
+#include "base/macros.h"
+
+#include <stddef.h>
+
+void *cst_malloc(size_t n);
+void *cst_calloc(size_t n, size_t size);
+void *cst_realloc(void *p, size_t n);
+void *cst_memdup(const void *p, size_t n);
+char *cst_strdup(const char *s);
+
+/* NULL ok; returns NULL. */
+void *cst_free(void *p);
+
+static inline void cst_freep(void *p) {
+    void **pp = p;
+
+    *pp = cst_free(*pp);
+}
