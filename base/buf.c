@@ -24,7 +24,7 @@ void cst_buf_clear(struct cst_buf *b) {
 }
 
 static int reserve(struct cst_buf *b, size_t n) {
-    size_t cap = b->cap ? b->cap : 64;
+    size_t cap = CST_MAX(b->cap, (size_t)64);
     uint8_t *data;
 
     if (n > b->max - b->len)
@@ -32,7 +32,7 @@ static int reserve(struct cst_buf *b, size_t n) {
     if (b->len + n <= b->cap)
         return 0;
     while (cap < b->len + n)
-        cap *= 2;
+        cap = cap > b->max / 2 ? b->max : 2 * cap;
     cap = CST_MIN(cap, b->max);
     data = cst_realloc(b->data, cap);
     if (!data)

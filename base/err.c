@@ -38,11 +38,14 @@ size_t cst_err_trace(char *out, size_t cap) {
     unsigned n = trace_count < CST_TRACE_MAX ? trace_count : CST_TRACE_MAX;
     size_t len = 0;
 
+    if (cap)
+        out[0] = '\0';
     for (unsigned i = trace_count - n; i != trace_count && len + 1 < cap; i++) {
         const struct trace_entry *e = &trace[i % CST_TRACE_MAX];
-        const char *base = strrchr(e->file, '/');
-        int w = snprintf(out + len, cap - len, "%s%s:%d %s: %s", len ? "; " : "",
-                         base ? base + 1 : e->file, e->line, e->func, strerrordesc_np(-e->r));
+        const char *base = strrchr(e->file, '/'), *text = strerrordesc_np(-e->r);
+        int w =
+            snprintf(out + len, cap - len, "%s%s:%d %s: %s", len ? "; " : "",
+                     base ? base + 1 : e->file, e->line, e->func, text ? text : "unknown error");
 
         if (w < 0)
             break;

@@ -23,5 +23,5 @@ int cst_err_fold(int r, const char *file, int line, const char *func);
 #define cst_fold(r) cst_err_fold((r), __FILE__, __LINE__, __func__)
 
 /* Writes the calling thread's trace as one line ("store.c:12 cst_x: Cannot allocate memory") and
- * clears it. Returns the length; 0 when there is none. */
+ * clears it. Always terminated when cap > 0. Returns the length; 0 when there is none. */
 size_t cst_err_trace(char *out, size_t cap);

@@ -29,7 +29,7 @@ void cst_fault_arm(enum cst_fault_point point, uint64_t nth, uint64_t count) {
 
     atomic_store(&f->first, 0);
     atomic_store(&f->seen, 0);
-    atomic_store(&f->last, nth ? nth + count - 1 : 0);
+    atomic_store(&f->last, count > UINT64_MAX - nth ? UINT64_MAX : nth + count - 1);
     atomic_store(&f->first, nth);
     if (nth)
         atomic_fetch_or(&armed, 1u << point);

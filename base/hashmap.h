@@ -24,7 +24,7 @@ struct cst_hashmap {
     size_t move; /* next bucket of [1] to move */
 };
 
-#define CST_HASHMAP_NULL ((struct cst_hashmap){ 0 })
+#define CST_HASHMAP_NULL ((struct cst_hashmap){ .count = 0 })
 
 typedef bool (*cst_hash_eq)(const struct cst_hnode *node, const void *key);
 

@@ -19,8 +19,11 @@ char *cst_strdup(const char *s);
 /* NULL ok; returns NULL. */
 void *cst_free(void *p);
 
+/* p is the address of a pointer of any type; for cst_auto(cst_freep). */
 static inline void cst_freep(void *p) {
-    void **pp = p;
+    void *owned;
 
-    *pp = cst_free(*pp);
+    __builtin_memcpy(&owned, p, sizeof(owned));
+    owned = cst_free(owned);
+    __builtin_memcpy(p, &owned, sizeof(owned));
 }
