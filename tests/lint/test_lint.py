@@ -32,6 +32,7 @@ BAD = {
         {"store/bad.c": HEAD + '#include "client/conn.h"\n', "client/conn.h": HEAD},
         {"store/bad.c": HEAD + "#include <cistern/cistern.h>\n"},
         {"bench/bad.c": HEAD + '#include "daemon/loop.h"\n', "daemon/loop.h": HEAD},
+        {"bench/bad.c": HEAD + '#include "tests/unit/x.h"\n', "tests/unit/x.h": HEAD},
         {"client/examples/bad.c": HEAD + '#include "base/good.h"\n'},
         {"gpu/bad.c": HEAD + "#include <cuda_runtime.h>\n"},
         {"daemon/bad.c": HEAD + "#include <liburing.h>\n"},
@@ -71,6 +72,7 @@ FINE = {
         {"codec/fine.c": HEAD + '#include "base/good.h"\n#include <sys/mman.h>\n'},
         {"gpu/cuda/fine.c": HEAD + "#include <cuda.h>\n"},
         {"base/ring.c": HEAD + "#include <liburing.h>\n"},
+        {"bench/fine.c": HEAD + '#include "tests/lib/x.h"\n', "tests/lib/x.h": HEAD},
     ],
     "unique-names": [{"store/meson.build": "x\n", "codec/README.md": "x\n"}],
     "functions": [{"base/fine.c": HEAD + "\n/* A parser; long: one case a field */\nint f(void) {\n"
