@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Packets and descriptors over a SEQPACKET socket. Owns nothing; any thread.
+ *
+ * Invariants: 1. a descriptor that arrives is either handed to the caller or closed, on every
+ * path; 2. every one is CLOEXEC from birth; 3. one system call a packet; 4. no SIGPIPE.
+ *
+ * A receiver that expects no descriptors passes cap_fds = 0: then the kernel gets no control
+ * buffer, drops what the peer attached before this process ever owns it, and says so (MSG_CTRUNC).
+ */
+#include "base/err.h"
+#include "base/fault.h"
+#include "base/macros.h"
+#include "proto/frame.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+union control {
+    struct cmsghdr align;
+    uint8_t data[CMSG_SPACE(CST_PACKET_FDS_MAX * sizeof(int))];
+};
+
+static int send_message(int sock, const struct msghdr *message, int flags) {
+    ssize_t sent;
+
+    if (cst_fault_hit(CST_FAULT_SEND))
+        return cst_err(-ENOBUFS);
+    do
+        sent = sendmsg(sock, message, flags | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent < 0 ? -errno : 0;
+}
+
+int cst_packet_send_borrowed_fds(int sock, const void *data, size_t n, const int *borrowed,
+                                 size_t n_fds, int flags) {
+    struct iovec part = { .iov_base = (void *)(uintptr_t)data, .iov_len = n };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    union control control;
+
+    assert(n_fds <= CST_PACKET_FDS_MAX);
+    if (n_fds) {
+        struct cmsghdr *c = &control.align;
+
+        memset(&control, 0, sizeof(control));
+        message.msg_control = control.data;
+        message.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+        memcpy(CMSG_DATA(c), borrowed, n_fds * sizeof(int));
+    }
+    return send_message(sock, &message, flags);
+}
+
+int cst_packet_send_bulk(int sock, const void *head, size_t n, const void *bulk, size_t bulk_len,
+                         int flags) {
+    struct iovec parts[2] = { { .iov_base = (void *)(uintptr_t)head, .iov_len = n },
+                              { .iov_base = (void *)(uintptr_t)bulk, .iov_len = bulk_len } };
+    struct msghdr message = { .msg_iov = parts, .msg_iovlen = bulk_len ? 2 : 1 };
+
+    return send_message(sock, &message, flags);
+}
+
+/* Takes the descriptors out of a received message: at most cap of them, in order; the others are
+ * closed. Returns how many there were. */
+static size_t take_fds(struct msghdr *message, int *owned, size_t cap) {
+    size_t n = 0;
+
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++, n++) {
+            int fd;
+
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+            if (n < cap)
+                owned[n] = fd;
+            else
+                cst_close(fd);
+        }
+    }
+    return n;
+}
+
+static void close_fds(const int *fds, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_close(fds[i]);
+}
+
+ssize_t cst_packet_recv_owned_fds(int sock, void *data, size_t cap, int *owned, size_t cap_fds,
+                                  size_t *n_fds, int flags) {
+    struct iovec part = { .iov_base = data, .iov_len = cap };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    union control control;
+    size_t taken = 0;
+    ssize_t n;
+
+    assert(cap_fds <= CST_PACKET_FDS_MAX);
+    do {
+        if (cap_fds) {
+            message.msg_control = control.data;
+            message.msg_controllen = sizeof(control.data);
+        }
+        n = recvmsg(sock, &message, flags | MSG_CMSG_CLOEXEC);
+    } while (n < 0 && errno == EINTR);
+    *n_fds = 0;
+    if (n < 0)
+        return -errno;
+    if (message.msg_controllen)
+        taken = take_fds(&message, owned, cap_fds);
+    if (taken > cap_fds || message.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) {
+        close_fds(owned, CST_MIN(taken, cap_fds));
+        *n_fds = SIZE_MAX;
+        if (message.msg_flags & MSG_TRUNC) {
+            *n_fds = 0;
+            return -EMSGSIZE;
+        }
+        return n;
+    }
+    *n_fds = taken;
+    return n;
+}
