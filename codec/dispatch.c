@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The portable inner loops, which define what every other set gives, and the choice between sets.
+ * No state but the compiler's record of the processor; any thread. */
+#include "codec/dispatch.h"
+
+#include "codec/dtype.h"
+
+#include "base/le.h"
+
+_Static_assert(CST_DTYPES == 4, "a dequant for each dtype");
+
+static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned x = cst_load16(src + 2 * i);
+
+        hi[i] = (uint8_t)(x >> 7);
+        lo[i] = (uint8_t)(x << 1 | x >> 15);
+    }
+}
+
+static void merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store16(dst + 2 * i, (uint16_t)(hi[i] << 7 | lo[i] >> 1 | lo[i] << 15));
+}
+
+static void dequant_f32(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store32(dst + 4 * i, cst_f32_bits((float)q[i] * scale));
+}
+
+static void dequant_f16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store16(dst + 2 * i, cst_f32_to_f16((float)q[i] * scale));
+}
+
+static void dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store16(dst + 2 * i, cst_f32_to_bf16((float)q[i] * scale));
+}
+
+static const struct cst_codec_ops portable = {
+    .name = "portable",
+    .huff_lanes = cst_huff_lanes_portable,
+    .split = split,
+    .merge = merge,
+    .dequant = { [CST_DTYPE_F32] = dequant_f32,
+                 [CST_DTYPE_F16] = dequant_f16,
+                 [CST_DTYPE_BF16] = dequant_bf16 },
+};
+
+const struct cst_codec_ops *cst_codec_ops_portable(void) {
+    return &portable;
+}
+
+const struct cst_codec_ops *cst_codec_ops_avx2(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
+        __builtin_cpu_supports("f16c"))
+        return &cst_codec_avx2_table;
+#endif
+    return NULL;
+}
+
+const struct cst_codec_ops *cst_codec_ops(void) {
+    const struct cst_codec_ops *avx2 = cst_codec_ops_avx2();
+
+    return avx2 ? avx2 : &portable;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bytes of a frame, version 1: header, stream table, streams. docs/codec-format.md explains
+ * them; its numbers and these change together, with a version number.
+ */
+#pragma once
+
+#include "base/le.h"
+
+#define CST_FRAME_MAGIC "CFRM"
+
+enum {
+    CST_FRAME_VERSION = 1,
+    CST_STREAM_ALIGN = 16, /* streams start at multiples of this, counted from the frame's start */
+};
+
+/* The first 6 bytes stay what they are in every version. */
+struct cst_frame_header {
+    uint8_t magic[4];
+    struct cst_le16 version;
+    uint8_t preset; /* enum cst_preset */
+    uint8_t flags;  /* 0 */
+    struct cst_le32 tokens, first_position;
+    struct cst_le64 block_bytes, frame_bytes;
+    struct cst_le32 error; /* float */
+    struct cst_le32 block_crc, layout_crc;
+    struct cst_le32 n_streams;
+    struct cst_le32 table_crc; /* CRC32C of the stream table */
+    struct cst_le32 reserved[2];
+    struct cst_le32 header_crc; /* CRC32C of all bytes before it */
+};
+_Static_assert(sizeof(struct cst_frame_header) == 64, "docs/codec-format.md section 2");
+
+/* One a segment, in the descriptor's order, then one for the bytes in no segment if there are any.
+ */
+struct cst_stream_entry {
+    uint8_t stage;   /* enum cst_stage */
+    uint8_t version; /* of the stage */
+    struct cst_le16 reserved;
+    struct cst_le32 length; /* bytes, without the padding to the next stream */
+    struct cst_le32 crc;    /* CRC32C of these bytes */
+    struct cst_le32 error;  /* float: of this stream, as in the header */
+};
+_Static_assert(sizeof(struct cst_stream_entry) == 16, "docs/codec-format.md section 3");
+
+/* Numbers stand in frames: append only. Every stage is at version 1. */
+enum cst_stage {
+    CST_STAGE_RAW = 0,    /* the bytes */
+    CST_STAGE_ZERO = 1,   /* all bytes are zero; empty stream */
+    CST_STAGE_ZSTD = 2,   /* one zstd frame of the bytes */
+    CST_STAGE_PLANES = 3, /* 16-bit floats: exponent plane and sign/mantissa plane */
+    CST_STAGE_INT8 = 4,   /* sinks raw, then fp16 scales, then int8 values */
+    CST_STAGES
+};
+enum { CST_STAGE_VERSION = 1 };
+
+/* Head of a PLANES stream; the exponent plane's bytes follow, then the sign/mantissa plane's. */
+struct cst_planes_header {
+    uint8_t flags;                /* enum cst_planes_flag */
+    uint8_t hi_coding, lo_coding; /* enum cst_plane_coding */
+    uint8_t reserved;
+    struct cst_le32 hi_length; /* bytes of the exponent plane */
+};
+_Static_assert(sizeof(struct cst_planes_header) == 8, "docs/codec-format.md section 4");
+
+enum cst_planes_flag { CST_PLANES_FLAT = 1 /* all elements of the segment, in memory order */ };
+
+enum cst_plane_coding {
+    CST_PLANE_RAW = 0,     /* one byte an element */
+    CST_PLANE_FILL = 1,    /* one byte, repeated */
+    CST_PLANE_HUFFMAN = 2, /* codec/huffman.h */
+    CST_PLANE_CODINGS
+};
