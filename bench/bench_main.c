@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cistern-bench: picks benchmarks by name. Owns the table of names. */
+#include "bench/benches.h"
+
+#include "bench/bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *what;
+    int (*run)(void);
+} benches[] = {
+    { "lookup", "one lookup of a 131,072-token prompt over a bare echo of its bytes",
+      cst_bench_lookup },
+    { "hash", "the key chain of a 131,072-token prompt over raw SHA-256", cst_bench_hash },
+    { "get", "64 hot blocks of 1 MiB into private memory, over memcpy and beside redis and tmpfs",
+      cst_bench_get },
+    { "put", "64 blocks of 1 MiB from private memory, over memcpy", cst_bench_put },
+    { "lease", "one lease taken and one given back, over a bare echo of its bytes",
+      cst_bench_lease },
+    { "shm", "the first lease in a slab that was not mapped yet", cst_bench_shm },
+};
+
+static int usage(FILE *to) {
+    (void)fputs("usage: cistern-bench NAME [--json]\n  all\n", to);
+    for (size_t i = 0; i < CST_COUNT(benches); i++)
+        (void)fprintf(to, "  %-8s %s\n", benches[i].name, benches[i].what);
+    return to == stdout ? 0 : 2;
+}
+
+int main(int argc, char **argv) {
+    const char *name = NULL;
+    int failed = 0, ran = 0;
+
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help"))
+            return usage(stdout);
+        if (!strcmp(argv[i], "--json"))
+            cst_report_json(true);
+        else if (name)
+            return usage(stderr);
+        else
+            name = argv[i];
+    }
+    if (!name)
+        return usage(stderr);
+    cst_report_machine();
+    for (size_t i = 0; i < CST_COUNT(benches); i++) {
+        int r;
+
+        if (strcmp(name, "all") && strcmp(name, benches[i].name))
+            continue;
+        ran++;
+        r = benches[i].run();
+        if (r)
+            (void)fprintf(stderr, "%s: %s\n", benches[i].name, strerror(-r));
+        failed += r != 0;
+    }
+    return ran ? failed != 0 : usage(stderr);
+}

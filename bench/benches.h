@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The benchmarks. Each reports its figures and returns 0 or a negative errno. */
+#pragma once
+
+int cst_bench_lookup(void);
+int cst_bench_hash(void);
+int cst_bench_get(void);
+int cst_bench_put(void);
+int cst_bench_lease(void);
+int cst_bench_shm(void);

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Counts system calls of this process and the daemon around an operation, through strace. */
+#pragma once
+
+#include "bench/bench.h"
+
+struct cst_syscalls {
+    double wanted;   /* send, receive and poll calls of one operation, both processes */
+    double other;    /* all others */
+    char names[256]; /* of the others: "futex 1.00, ..." */
+};
+
+/* Calls once or twice per thousand operations (timers) round to 0. -ENOENT: no strace; -EPERM: not
+ * allowed to trace. */
+int cst_count_syscalls(struct cst_syscalls *out, pid_t daemon, cst_side_fn run, void *arg);
