@@ -6,8 +6,11 @@
 #include "codec/dtype.h"
 
 #include "base/le.h"
+#include "base/macros.h"
 
-_Static_assert(CST_DTYPES == 4, "a dequant for each dtype");
+#include <string.h>
+
+_Static_assert(CST_DTYPES == 4, "a function for each dtype");
 
 static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -21,6 +24,20 @@ static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
 static void merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) {
     for (size_t i = 0; i < n; i++)
         cst_store16(dst + 2 * i, (uint16_t)(hi[i] << 7 | lo[i] >> 1 | lo[i] << 15));
+}
+
+static void from_f32(float *x, const uint8_t *src, size_t n) {
+    memcpy(x, src, n * sizeof(*x));
+}
+
+static void from_f16(float *x, const uint8_t *src, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = cst_f16_to_f32(cst_load16(src + 2 * i));
+}
+
+static void from_bf16(float *x, const uint8_t *src, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = cst_bf16_to_f32(cst_load16(src + 2 * i));
 }
 
 static void dequant_f32(uint8_t *dst, const int8_t *q, float scale, size_t n) {
@@ -38,14 +55,55 @@ static void dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
         cst_store16(dst + 2 * i, cst_f32_to_bf16((float)q[i] * scale));
 }
 
+static uint32_t largest(const float *x, size_t n) {
+    uint32_t most = 0;
+
+    for (size_t i = 0; i < n; i++)
+        most = CST_MAX(most, cst_f32_bits(x[i]) & 0x7fffffff);
+    return most;
+}
+
+static void quantize(int8_t *q, const float *x, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float y = CST_MAX(-127.0f, CST_MIN(127.0f, x[i] / scale));
+        int whole = (int)y;
+        float rest = y - (float)whole; /* exact */
+
+        q[i] = (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
+    }
+}
+
+static void add(double *sum, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        sum[i] += (double)x[i];
+}
+
+static void moments(double *square, double *error, const double *mean, const float *x,
+                    const float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)x[i] - mean[i], e = (double)x[i] - (double)y[i];
+
+        square[i] += d * d;
+        error[i] += e * e;
+    }
+}
+
 static const struct cst_codec_ops portable = {
     .name = "portable",
+    .huff_prepend = cst_huff_prepend_portable,
     .huff_lanes = cst_huff_lanes_portable,
     .split = split,
     .merge = merge,
+    .to_f32 = { [CST_DTYPE_F32] = from_f32,
+                [CST_DTYPE_F16] = from_f16,
+                [CST_DTYPE_BF16] = from_bf16 },
     .dequant = { [CST_DTYPE_F32] = dequant_f32,
                  [CST_DTYPE_F16] = dequant_f16,
                  [CST_DTYPE_BF16] = dequant_bf16 },
+    .largest = largest,
+    .quantize = quantize,
+    .add = add,
+    .moments = moments,
 };
 
 const struct cst_codec_ops *cst_codec_ops_portable(void) {

@@ -13,6 +13,10 @@
 struct cst_codec_ops {
     const char *name;
 
+    /* n entries of the decoder's table: a code put before what the entries at `from` hold. */
+    void (*huff_prepend)(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                         unsigned length);
+
     /* Advances four lanes, whose outputs may follow one another, as far as whole rounds fit. */
     void (*huff_lanes)(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry);
 
@@ -21,8 +25,22 @@ struct cst_codec_ops {
     void (*split)(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n);
     void (*merge)(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n);
 
-    /* n values q[i] * scale as floats of the dtype, rounded to nearest even. */
-    void (*dequant[4])(uint8_t *dst, const int8_t *q, float scale, size_t n); /* [enum cst_dtype] */
+    /* [enum cst_dtype], none for opaque. n values to fp32; n values q[i] * scale rounded to nearest
+     * even. */
+    void (*to_f32[4])(float *x, const uint8_t *src, size_t n);
+    void (*dequant[4])(uint8_t *dst, const int8_t *q, float scale, size_t n);
+
+    /* The largest of n magnitudes as bits of a float; above 0x7f7fffff when one isn't finite. */
+    uint32_t (*largest)(const float *x, size_t n);
+
+    /* q[i] = x[i] / scale rounded half away from zero, at most 127 in magnitude. */
+    void (*quantize)(int8_t *q, const float *x, float scale, size_t n);
+
+    /* sum[i] += x[i] */
+    void (*add)(double *sum, const float *x, size_t n);
+    /* square[i] += (x[i] - mean[i])^2, error[i] += (x[i] - y[i])^2 */
+    void (*moments)(double *square, double *error, const double *mean, const float *x,
+                    const float *y, size_t n);
 };
 
 /* The best for this machine; and each one, NULL where the machine can't run it. */
@@ -32,4 +50,6 @@ const struct cst_codec_ops *cst_codec_ops_avx2(void);
 
 /* For the tables only. */
 void cst_huff_lanes_portable(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry);
+void cst_huff_prepend_portable(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                               unsigned length);
 extern const struct cst_codec_ops cst_codec_avx2_table;

@@ -8,14 +8,35 @@
 #include "codec/dtype.h"
 #include "codec/huffman_loop.h"
 
-#include <immintrin.h>
+#include "base/macros.h"
 
-static void huff_lanes(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry) {
-    cst_huff_lanes_loop(lane, entry);
-}
+#include <immintrin.h>
+#include <string.h>
 
 static inline __m256i load(const void *p) {
     return _mm256_loadu_si256(p);
+}
+
+static void huff_prepend(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                         unsigned length) {
+    __m256i head = _mm256_set1_epi64x((long long)cst_huff_prepend(0, symbol, length));
+    __m256i top = _mm256_set1_epi64x((long long)UINT64_C(0xffff000000000000));
+    size_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        __m256i rest = load(from + i);
+        /* the five symbols move up by one, over where the sixth was */
+        __m256i symbols = _mm256_srli_epi64(_mm256_slli_epi64(rest, 24), 16);
+
+        rest = _mm256_add_epi64(_mm256_and_si256(rest, top), _mm256_or_si256(symbols, head));
+        _mm256_storeu_si256((void *)(to + i), rest);
+    }
+    for (; i < n; i++)
+        to[i] = cst_huff_prepend(from[i], symbol, length);
+}
+
+static void huff_lanes(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry) {
+    cst_huff_lanes_loop(lane, entry);
 }
 
 static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
@@ -50,6 +71,29 @@ static void merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) 
         _mm256_storeu_si256((void *)(dst + 2 * i + 32), b);
     }
     cst_codec_ops_portable()->merge(dst + 2 * i, hi + i, lo + i, n - i);
+}
+
+static void from_f32(float *x, const uint8_t *src, size_t n) {
+    memcpy(x, src, n * sizeof(*x));
+}
+
+static void from_f16(float *x, const uint8_t *src, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(src + 2 * i))));
+    cst_codec_ops_portable()->to_f32[CST_DTYPE_F16](x + i, src + 2 * i, n - i);
+}
+
+static void from_bf16(float *x, const uint8_t *src, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(src + 2 * i)));
+
+        _mm256_storeu_si256((void *)(x + i), _mm256_slli_epi32(u, 16));
+    }
+    cst_codec_ops_portable()->to_f32[CST_DTYPE_BF16](x + i, src + 2 * i, n - i);
 }
 
 /* 8 values times scale */
@@ -99,12 +143,90 @@ static void dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
     cst_codec_ops_portable()->dequant[CST_DTYPE_BF16](dst + 2 * i, q + i, scale, n - i);
 }
 
+static uint32_t largest(const float *x, size_t n) {
+    __m256i most = _mm256_setzero_si256();
+    __m128i half;
+    size_t i = 0;
+    uint32_t rest;
+
+    for (; i + 8 <= n; i += 8)
+        most = _mm256_max_epu32(most, _mm256_and_si256(load(x + i), _mm256_set1_epi32(0x7fffffff)));
+    half = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0xb1));
+    rest = cst_codec_ops_portable()->largest(x + i, n - i);
+    return CST_MAX(rest, (uint32_t)_mm_cvtsi128_si32(half));
+}
+
+static inline __m256i quantized(const float *x, __m256 scale) {
+    __m256 limit = _mm256_set1_ps(127), half = _mm256_set1_ps(0.5f);
+    __m256 y = _mm256_div_ps(_mm256_loadu_ps(x), scale), rest;
+    __m256i whole, up, down;
+
+    y = _mm256_max_ps(_mm256_min_ps(y, limit), _mm256_set1_ps(-127));
+    whole = _mm256_cvttps_epi32(y);
+    rest = _mm256_sub_ps(y, _mm256_cvtepi32_ps(whole));
+    /* comparisons give -1 where they hold */
+    up = _mm256_castps_si256(_mm256_cmp_ps(rest, half, _CMP_GE_OQ));
+    down = _mm256_castps_si256(_mm256_cmp_ps(rest, _mm256_set1_ps(-0.5f), _CMP_LE_OQ));
+    return _mm256_add_epi32(_mm256_sub_epi32(whole, up), down);
+}
+
+static void quantize(int8_t *q, const float *x, float scale, size_t n) {
+    const __m256 s = _mm256_set1_ps(scale);
+    size_t i = 0;
+
+    for (; i + 16 <= n; i += 16) {
+        __m256i v = _mm256_packs_epi32(quantized(x + i, s), quantized(x + i + 8, s));
+
+        v = _mm256_permute4x64_epi64(v, 0xd8);
+        v = _mm256_permute4x64_epi64(_mm256_packs_epi16(v, v), 0xd8);
+        _mm_storeu_si128((void *)(q + i), _mm256_castsi256_si128(v));
+    }
+    cst_codec_ops_portable()->quantize(q + i, x + i, scale, n - i);
+}
+
+static void add(double *sum, const float *x, size_t n) {
+    size_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        __m256d v = _mm256_cvtps_pd(_mm_loadu_ps(x + i));
+
+        _mm256_storeu_pd(sum + i, _mm256_add_pd(_mm256_loadu_pd(sum + i), v));
+    }
+    cst_codec_ops_portable()->add(sum + i, x + i, n - i);
+}
+
+static void moments(double *square, double *error, const double *mean, const float *x,
+                    const float *y, size_t n) {
+    size_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        __m256d v = _mm256_cvtps_pd(_mm_loadu_ps(x + i));
+        __m256d d = _mm256_sub_pd(v, _mm256_loadu_pd(mean + i));
+        __m256d e = _mm256_sub_pd(v, _mm256_cvtps_pd(_mm_loadu_ps(y + i)));
+
+        _mm256_storeu_pd(square + i,
+                         _mm256_add_pd(_mm256_loadu_pd(square + i), _mm256_mul_pd(d, d)));
+        _mm256_storeu_pd(error + i, _mm256_add_pd(_mm256_loadu_pd(error + i), _mm256_mul_pd(e, e)));
+    }
+    cst_codec_ops_portable()->moments(square + i, error + i, mean + i, x + i, y + i, n - i);
+}
+
 const struct cst_codec_ops cst_codec_avx2_table = {
     .name = "avx2",
+    .huff_prepend = huff_prepend,
     .huff_lanes = huff_lanes,
     .split = split,
     .merge = merge,
+    .to_f32 = { [CST_DTYPE_F32] = from_f32,
+                [CST_DTYPE_F16] = from_f16,
+                [CST_DTYPE_BF16] = from_bf16 },
     .dequant = { [CST_DTYPE_F32] = dequant_f32,
                  [CST_DTYPE_F16] = dequant_f16,
                  [CST_DTYPE_BF16] = dequant_bf16 },
+    .largest = largest,
+    .quantize = quantize,
+    .add = add,
+    .moments = moments,
 };

@@ -2,48 +2,58 @@
 /*
  * How far a decoded segment is from the original. Relative to the deviation from the channel mean,
  * not to the energy: most of a key's energy is its mean, which cancels in the softmax. Sums are
- * doubles in one fixed order, so the number is the same everywhere. No state; any thread.
+ * doubles in one fixed order (tokens within a channel, then channels), so the number is the same
+ * everywhere. No state; any thread.
+ *
+ * Scratch: three doubles and two floats a channel. A segment has at least 16 tokens of 2 bytes
+ * a channel, so this fits a buffer of its length.
  */
 #include "codec/dtype.h"
 #include "codec/stage.h"
 
 #include <math.h>
+#include <string.h>
 
-static void channel_means(double *mean, const uint8_t *seg, const struct cst_view *v,
-                          uint32_t first, uint32_t end) {
-    for (uint32_t h = 0, c = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++, c++) {
-            double sum = 0;
+_Static_assert(3 * sizeof(double) + 2 * sizeof(float) <= 2 * CST_BLOCK_TOKENS_MIN, "see above");
 
-            for (uint32_t t = first; t < end; t++)
-                sum += (double)cst_dtype_load(v->dtype, seg + cst_view_at(v, t, h, d));
-            mean[c] = sum / (end - first);
-        }
+void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *v, uint32_t t,
+                        const struct cst_codec_ops *ops) {
+    if (cst_view_has_rows(v)) {
+        ops->to_f32[v->dtype](x, seg + t * v->token_stride, cst_view_channels(v));
+        return;
+    }
+    for (uint32_t h = 0; h < v->heads; h++) {
+        for (uint32_t d = 0; d < v->dims; d++)
+            *x++ = cst_dtype_load(v->dtype, seg + cst_view_at(v, t, h, d));
     }
 }
 
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *v,
-                      uint32_t first, uint32_t end, double *sum) {
-    double error = 0, deviation = 0;
+                      uint32_t first, uint32_t end, const struct cst_codec_work *w) {
+    uint32_t n = cst_view_channels(v);
+    double *mean = (void *)w->b, *square = mean + n, *error = square + n;
+    float *x = (void *)(error + n), *y = x + n;
+    double errors = 0, squares = 0;
 
     if (first >= end)
         return 0;
-    channel_means(sum, seg, v, first, end);
+    memset(w->b, 0, 3 * n * sizeof(*mean));
     for (uint32_t t = first; t < end; t++) {
-        for (uint32_t h = 0, c = 0; h < v->heads; h++) {
-            for (uint32_t d = 0; d < v->dims; d++, c++) {
-                uint64_t at = cst_view_at(v, t, h, d);
-                double x = (double)cst_dtype_load(v->dtype, seg + at);
-                double e = (double)cst_dtype_load(v->dtype, decoded + at) - x;
-
-                error += e * e;
-                deviation += (x - sum[c]) * (x - sum[c]);
-            }
-        }
+        cst_stage_load_row(x, seg, v, t, w->ops);
+        w->ops->add(mean, x, n);
     }
-    if (error == 0)
+    for (uint32_t c = 0; c < n; c++)
+        mean[c] /= end - first;
+    for (uint32_t t = first; t < end; t++) {
+        cst_stage_load_row(x, seg, v, t, w->ops);
+        cst_stage_load_row(y, decoded, v, t, w->ops);
+        w->ops->moments(square, error, mean, x, y, n);
+    }
+    for (uint32_t c = 0; c < n; c++) {
+        errors += error[c];
+        squares += square[c];
+    }
+    if (errors == 0)
         return 0;
-    if (!isfinite(error) || !isfinite(deviation) || deviation == 0)
-        return INFINITY;
-    return sqrt(error / deviation);
+    return squares > 0 && isfinite(squares) && isfinite(errors) ? sqrt(errors / squares) : INFINITY;
 }

@@ -93,13 +93,17 @@ static void limited_lengths(uint8_t length[SYMBOLS], const uint8_t sorted[SYMBOL
 
 /* Canonical: shorter codes first, equal lengths in symbol order. */
 static void assign_codes(uint16_t code[SYMBOLS], const uint8_t length[SYMBOLS]) {
-    unsigned next = 0;
+    unsigned number[CST_HUFF_BITS + 1] = { 0 }, next[CST_HUFF_BITS + 1] = { 0 };
 
-    for (unsigned l = 1; l <= CST_HUFF_BITS; l++, next <<= 1) {
-        for (unsigned s = 0; s < SYMBOLS; s++) {
-            if (length[s] == l)
-                code[s] = (uint16_t)next++;
-        }
+    for (unsigned s = 0; s < SYMBOLS; s++) {
+        if (length[s])
+            number[length[s]]++;
+    }
+    for (unsigned l = 2; l <= CST_HUFF_BITS; l++)
+        next[l] = (next[l - 1] + number[l - 1]) << 1;
+    for (unsigned s = 0; s < SYMBOLS; s++) {
+        if (length[s])
+            code[s] = (uint16_t)next[length[s]]++;
     }
 }
 
@@ -192,25 +196,35 @@ static size_t get_table(uint8_t length[SYMBOLS], const uint8_t *src, size_t len)
     return (nibbles + 1) / 2;
 }
 
+/* Appends a code of up to 44 bits; at most 7 bits wait in acc between calls. */
+static inline uint8_t *put_bits(uint8_t *dst, uint64_t *acc, unsigned *bits, uint64_t code,
+                                unsigned length) {
+    *acc = *acc << length | code;
+    *bits += length;
+    cst_store64(dst, __builtin_bswap64(*acc << (64 - *bits)));
+    dst += *bits / 8;
+    *bits &= 7;
+    return dst;
+}
+
 static uint8_t *put_stream(uint8_t *dst, const uint32_t packed[SYMBOLS], const uint8_t *src,
                            size_t n) {
     uint64_t acc = 0;
-    unsigned bits = 0; /* of acc that are not written yet, < 8 between rounds */
+    unsigned bits = 0;
     size_t i = 0;
 
-    while (i < n) {
-        size_t end = CST_MIN(n, i + 4);
+    for (; i + 4 <= n; i += 4) {
+        uint32_t a = packed[src[i]], b = packed[src[i + 1]];
+        uint32_t c = packed[src[i + 2]], d = packed[src[i + 3]];
+        /* the codes join pair by pair, so that acc is touched once in four symbols */
+        uint64_t ab = (uint64_t)(a >> 4) << (b & 15) | b >> 4;
+        uint64_t cd = (uint64_t)(c >> 4) << (d & 15) | d >> 4;
+        unsigned cd_length = (c & 15) + (d & 15);
 
-        for (; i < end; i++) {
-            uint32_t c = packed[src[i]];
-
-            acc = acc << (c & 15) | c >> 4;
-            bits += c & 15;
-        }
-        cst_store64(dst, __builtin_bswap64(acc << (64 - bits)));
-        dst += bits / 8;
-        bits &= 7;
+        dst = put_bits(dst, &acc, &bits, ab << cd_length | cd, (a & 15) + (b & 15) + cd_length);
     }
+    for (; i < n; i++)
+        dst = put_bits(dst, &acc, &bits, packed[src[i]] >> 4, packed[src[i]] & 15);
     return dst + (bits > 0);
 }
 
@@ -233,13 +247,6 @@ size_t cst_huff_encode(uint8_t *dst, const struct cst_huff_code *c, const uint8_
     return (size_t)(out - dst);
 }
 
-/* Entry of a code followed by what another entry holds. */
-static inline uint64_t prepend(uint64_t rest, uint64_t symbol, uint64_t length) {
-    uint64_t head = UINT64_C(1) << CST_HUFF_NUMBER | length << CST_HUFF_TAKES | symbol;
-
-    return (rest & UINT64_C(0xffff000000000000)) + ((rest & UINT64_C(0xffffffffff)) << 8) + head;
-}
-
 /* Takes the last of six symbols away again, to leave room for one in front. */
 static void drop_sixth(uint64_t *entry, size_t n, const uint8_t length[SYMBOLS]) {
     for (size_t i = 0; i < n; i++) {
@@ -251,32 +258,55 @@ static void drop_sixth(uint64_t *entry, size_t n, const uint8_t length[SYMBOLS])
     }
 }
 
-/* The table for w bits is, for each code, a copy of the table for the bits that it leaves. */
-static void build_table(struct cst_huff_table *t) {
+/* Widths whose table is a part of the one for 11 bits, as a bit mask; w only if a w-bit rest can
+ * follow some codes. */
+static unsigned needed_widths(const uint8_t length[SYMBOLS], const uint8_t *symbols, unsigned n) {
+    unsigned lengths = 0, needed = 1U << CST_HUFF_BITS;
+
+    for (unsigned i = 0; i < n; i++)
+        lengths |= 1U << length[symbols[i]];
+    for (unsigned w = CST_HUFF_BITS; w > 0; w--) {
+        for (unsigned l = 1; l <= w && needed >> w & 1; l++)
+            needed |= (lengths >> l & 1) << (w - l);
+    }
+    return needed;
+}
+
+/* The table for w bits is, for each code, a copy of the table for the bits that it leaves. Entries
+ * of bits that hold no whole code stay zero. */
+static void build_table(struct cst_huff_table *t, const struct cst_codec_ops *ops) {
     uint8_t symbols[SYMBOLS];
     uint16_t code[SYMBOLS];
-    unsigned n = 0;
+    unsigned n = 0, needed;
 
     assign_codes(code, t->length);
     for (unsigned s = 0; s < SYMBOLS; s++) {
         if (t->length[s])
             symbols[n++] = (uint8_t)s;
     }
+    needed = needed_widths(t->length, symbols, n);
     memset(t->work, 0, sizeof(t->work));
     for (unsigned w = 1; w <= CST_HUFF_BITS; w++) {
         uint64_t *to = w == CST_HUFF_BITS ? t->entry : t->work + (1 << w);
 
+        if (!(needed >> w & 1))
+            continue;
         for (unsigned i = 0; i < n; i++) {
             unsigned s = symbols[i], l = t->length[s];
-            const uint64_t *from = t->work + (1 << (w - l));
-            uint64_t *at = to + ((size_t)code[s] << (w - l));
 
-            for (unsigned r = 0; l <= w && r < 1U << (w - l); r++)
-                at[r] = prepend(from[r], s, l);
+            if (l <= w)
+                ops->huff_prepend(to + ((size_t)code[s] << (w - l)), t->work + (1 << (w - l)),
+                                  (size_t)1 << (w - l), s, l);
         }
-        if (w >= CST_HUFF_MULTI && w < CST_HUFF_BITS)
+        if (needed >> (CST_HUFF_BITS - 1) & 1 && w < CST_HUFF_BITS) /* there is a 1-bit code */
             drop_sixth(to, (size_t)1 << w, t->length);
     }
+}
+
+void cst_huff_prepend_portable(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                               unsigned length) {
+    for (size_t i = 0; i < n; i++)
+        to[i] = cst_huff_prepend(from[i], symbol, length);
 }
 
 /* 64 bits from bit `used` of a stream on, fewer where a byte is cut; zeros after its end. */
@@ -327,7 +357,7 @@ bool cst_huff_decode(uint8_t *dst, size_t n, const uint8_t *src, size_t len,
 
     if (!at || len - at < 2 * lanes)
         return false;
-    build_table(table);
+    build_table(table, ops);
     src = lengths + 2 * lanes;
     for (size_t i = 0; i < lanes; i += CST_HUFF_LANES) {
         struct cst_huff_lane lane[CST_HUFF_LANES];

@@ -21,6 +21,13 @@ enum {
     CST_HUFF_STORE = 8,      /* bytes of a load or store */
 };
 
+/* The entry of a code followed by what another entry holds, of which a sixth symbol is lost. */
+static inline uint64_t cst_huff_prepend(uint64_t rest, unsigned symbol, unsigned length) {
+    uint64_t head = UINT64_C(1) << CST_HUFF_NUMBER | (uint64_t)length << CST_HUFF_TAKES | symbol;
+
+    return (rest & UINT64_C(0xffff000000000000)) + ((rest & UINT64_C(0xffffffffff)) << 8) + head;
+}
+
 /* Rounds that surely fit into what the lanes have left. */
 static inline size_t cst_huff_rounds(const struct cst_huff_lane lane[CST_HUFF_LANES]) {
     size_t rounds = SIZE_MAX;

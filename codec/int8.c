@@ -36,82 +36,54 @@ static struct parts parts_of(const struct cst_stage_segment *s) {
     return p;
 }
 
-/* One token's values between the segment and a row of channels. */
-static void get_row(uint8_t *row, const uint8_t *seg, const struct cst_view *v, uint32_t t) {
-    for (uint32_t h = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
-            memcpy(row, seg + cst_view_at(v, t, h, d), v->esize);
-    }
-}
-
-static void put_row(uint8_t *seg, const uint8_t *row, const struct cst_view *v, uint32_t t) {
-    for (uint32_t h = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
-            memcpy(seg + cst_view_at(v, t, h, d), row, v->esize);
-    }
-}
-
-static int8_t quantize(float x, float scale) {
-    float y = x / scale;
-    int q = (int)y;
-
-    if (fabsf(y - (float)q) >= 0.5f)
-        q += y < 0 ? -1 : 1;
-    return (int8_t)CST_MAX(-127, CST_MIN(127, q));
-}
-
 /* false: a value or the scale is not finite. */
-static bool encode_group(uint8_t *scale_out, int8_t *q, const uint8_t *row, uint8_t dtype,
-                         uint32_t n) {
-    uint32_t esize = cst_dtype_size(dtype);
-    float largest = 0, scale;
-    uint16_t half;
+static bool encode_group(uint8_t *scale_out, uint8_t *q, const float *x, uint32_t n,
+                         const struct cst_codec_ops *ops) {
+    float largest = cst_f32_from_bits(ops->largest(x, n)), scale;
+    uint16_t half = cst_f32_to_f16(largest / 127);
 
-    for (uint32_t i = 0; i < n; i++) {
-        float x = fabsf(cst_dtype_load(dtype, row + i * esize));
-
-        if (!isfinite(x))
-            return false;
-        largest = CST_MAX(largest, x);
-    }
-    half = cst_f32_to_f16(largest / 127);
     scale = cst_f16_to_f32(half);
-    if (!isfinite(scale))
+    if (!isfinite(largest) || !isfinite(scale))
         return false;
     cst_store16(scale_out, half);
-    for (uint32_t i = 0; i < n; i++)
-        q[i] = scale > 0 ? quantize(cst_dtype_load(dtype, row + i * esize), scale) : 0;
+    if (scale > 0)
+        ops->quantize((int8_t *)q, x, scale, n);
+    else
+        memset(q, 0, n);
+    return true;
+}
+
+static bool encode_tokens(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
+                          const struct parts *p, const struct cst_codec_work *w) {
+    float *x = (void *)w->b;
+
+    for (uint32_t t = s->sinks; t < s->tokens; t++) {
+        uint64_t coded = t - s->sinks;
+        uint8_t *scale = dst + p->scales + coded * p->groups * 2;
+        uint8_t *q = dst + p->values + coded * p->channels;
+
+        cst_stage_load_row(x, seg, s->view, t, w->ops);
+        for (uint32_t c = 0; c < p->channels; c += GROUP, scale += 2) {
+            if (!encode_group(scale, q + c, x + c, CST_MIN(GROUP, p->channels - c), w->ops))
+                return false;
+        }
+    }
     return true;
 }
 
 size_t cst_int8_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                        const struct cst_codec_work *w, float *error) {
-    const struct cst_view *v = s->view;
     struct parts p = parts_of(s);
-    struct cst_runs runs = cst_view_runs(v, s->tokens);
-    uint8_t *row = w->b;
+    struct cst_runs runs = cst_view_runs(s->view, s->tokens);
     double e;
 
     if (p.end >= s->length || !cst_runs_holes_are_zero(&runs, seg, s->length))
         return 0;
     for (uint32_t t = 0; t < s->sinks; t++)
-        get_row(dst + (uint64_t)t * p.channels * v->esize, seg, v, t);
-    for (uint32_t t = s->sinks; t < s->tokens; t++) {
-        uint64_t coded = t - s->sinks;
-
-        get_row(row, seg, v, t);
-        for (uint32_t g = 0; g < p.groups; g++) {
-            uint32_t c = g * GROUP, n = CST_MIN(GROUP, p.channels - c);
-
-            if (!encode_group(dst + p.scales + (coded * p.groups + g) * 2,
-                              (int8_t *)(dst + p.values + coded * p.channels + c),
-                              row + (uint64_t)c * v->esize, v->dtype, n))
-                return 0;
-        }
-    }
-    if (!cst_int8_decode(w->a, s, dst, p.end, w))
+        cst_view_get_row(s->view, dst + (uint64_t)t * p.channels * s->view->esize, seg, t);
+    if (!encode_tokens(dst, seg, s, &p, w) || !cst_int8_decode(w->a, s, dst, p.end, w))
         return 0;
-    e = cst_distortion(seg, w->a, v, s->sinks, s->tokens, (double *)(void *)w->b);
+    e = cst_distortion(seg, w->a, s->view, s->sinks, s->tokens, w);
     if (!isfinite(e))
         return 0;
     *error = (float)e;
@@ -123,26 +95,29 @@ bool cst_int8_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint
     const struct cst_view *v = s->view;
     struct parts p = parts_of(s);
     struct cst_runs runs = cst_view_runs(v, s->tokens);
-    uint8_t *row = w->b;
+    bool in_place = cst_view_has_rows(v);
 
     if (len != p.end)
         return false;
     cst_runs_zero_holes(&runs, seg, s->length);
     for (uint32_t t = 0; t < s->sinks; t++)
-        put_row(seg, src + (uint64_t)t * p.channels * v->esize, v, t);
+        cst_view_put_row(v, seg, src + (uint64_t)t * p.channels * v->esize, t);
     for (uint32_t t = s->sinks; t < s->tokens; t++) {
         uint64_t coded = t - s->sinks;
+        const uint8_t *scales = src + p.scales + coded * p.groups * 2;
+        const int8_t *q = (const int8_t *)(src + p.values + coded * p.channels);
+        uint8_t *row = in_place ? seg + t * v->token_stride : w->b;
 
-        for (uint32_t g = 0; g < p.groups; g++) {
-            uint32_t c = g * GROUP, n = CST_MIN(GROUP, p.channels - c);
-            const uint8_t *q = src + p.values + coded * p.channels + c;
-            float scale = cst_f16_to_f32(cst_load16(src + p.scales + (coded * p.groups + g) * 2));
+        for (uint32_t c = 0; c < p.channels; c += GROUP, scales += 2) {
+            float scale = cst_f16_to_f32(cst_load16(scales));
 
             if (!isfinite(scale))
                 return false;
-            w->ops->dequant[v->dtype](row + (uint64_t)c * v->esize, (const int8_t *)q, scale, n);
+            w->ops->dequant[v->dtype](row + (uint64_t)c * v->esize, q + c, scale,
+                                      CST_MIN(GROUP, p.channels - c));
         }
-        put_row(seg, row, v, t);
+        if (!in_place)
+            cst_view_put_row(v, seg, row, t);
     }
     return true;
 }

@@ -26,24 +26,33 @@ struct plane {
     size_t bound; /* of the encoded bytes */
 };
 
-static void plan(struct plane *p, const uint8_t *bytes, size_t n) {
-    unsigned symbols = 0;
+/* Whether coding can't save the share: -log2(sum of p^2) is never above the entropy, so more than
+ * 7.75 bits of it (2^-7.75 > 1/216) end the search before a code is built. */
+static bool is_noise(const uint32_t count[256], size_t n) {
+    uint64_t squares = 0;
 
+    for (int s = 0; s < 256; s++)
+        squares += (uint64_t)count[s] * count[s];
+    return squares < (uint64_t)n * n / 216;
+}
+
+static void plan(struct plane *p, const uint8_t *bytes, size_t n) {
     p->bytes = bytes;
     p->coding = CST_PLANE_RAW;
     p->bound = n;
     cst_huff_histogram(p->count, bytes, n);
-    for (int s = 0; s < 256; s++)
-        symbols += p->count[s] > 0;
-    if (symbols == 1) {
+    if (p->count[bytes[0]] == n) {
         p->coding = CST_PLANE_FILL;
         p->bound = 1;
-        return;
-    }
-    cst_huff_build(&p->code, p->count);
-    if (cst_huff_bound(&p->code, p->count, n) < n - n / WORTH) {
-        p->coding = CST_PLANE_HUFFMAN;
-        p->bound = cst_huff_bound(&p->code, p->count, n);
+    } else if (!is_noise(p->count, n)) {
+        size_t bound;
+
+        cst_huff_build(&p->code, p->count);
+        bound = cst_huff_bound(&p->code, p->count, n);
+        if (bound < n - n / WORTH) {
+            p->coding = CST_PLANE_HUFFMAN;
+            p->bound = bound;
+        }
     }
 }
 

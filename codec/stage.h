@@ -47,10 +47,14 @@ size_t cst_zstd_encode(uint8_t *dst, const uint8_t *src, size_t n, const struct 
 bool cst_zstd_decode(uint8_t *dst, size_t n, const uint8_t *src, size_t len,
                      const struct cst_codec_work *w);
 
+/* One token's values as fp32 in channel order. */
+void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *view, uint32_t t,
+                        const struct cst_codec_ops *ops);
+
 /*
  * Rms error over rms deviation from the channel mean, over tokens first .. end - 1 of a segment and
  * its decoded form. 0 when there is no error; infinite when there is one and no deviation, or a
- * value that is not finite. `sum` holds a double a channel.
+ * value that is not finite. Uses w->b.
  */
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *view,
-                      uint32_t first, uint32_t end, double *sum);
+                      uint32_t first, uint32_t end, const struct cst_codec_work *w);

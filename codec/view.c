@@ -92,6 +92,28 @@ struct cst_runs cst_view_runs(const struct cst_view *v, uint32_t tokens) {
     return r;
 }
 
+void cst_view_get_row(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t) {
+    if (cst_view_has_rows(v)) {
+        memcpy(row, seg + t * v->token_stride, (size_t)cst_view_channels(v) * v->esize);
+        return;
+    }
+    for (uint32_t h = 0; h < v->heads; h++) {
+        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
+            memcpy(row, seg + cst_view_at(v, t, h, d), v->esize);
+    }
+}
+
+void cst_view_put_row(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t) {
+    if (cst_view_has_rows(v)) {
+        memcpy(seg + t * v->token_stride, row, (size_t)cst_view_channels(v) * v->esize);
+        return;
+    }
+    for (uint32_t h = 0; h < v->heads; h++) {
+        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
+            memcpy(seg + cst_view_at(v, t, h, d), row, v->esize);
+    }
+}
+
 bool cst_is_zero(const uint8_t *p, size_t n) {
     /* each byte equals the one before, and the first is zero */
     return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);

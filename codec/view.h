@@ -67,4 +67,14 @@ void cst_runs_zero_holes(const struct cst_runs *r, uint8_t *seg, uint64_t length
 /* Copies the runs, packed, out of the segment. */
 void cst_runs_gather(const struct cst_runs *r, uint8_t *packed, const uint8_t *seg);
 
+/* Whether a token's values lie together in channel order: head by head, dimension by dimension. */
+static inline bool cst_view_has_rows(const struct cst_view *v) {
+    return (v->dims == 1 || v->dim_stride == v->esize) &&
+           (v->heads == 1 || v->head_stride == (uint64_t)v->dims * v->esize);
+}
+
+/* Copies one token's values between the segment and a row in channel order. */
+void cst_view_get_row(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t);
+void cst_view_put_row(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t);
+
 bool cst_is_zero(const uint8_t *p, size_t n);
