@@ -36,8 +36,11 @@ typedef struct cistern_llama_facts {
     uint32_t reserved;
 } cistern_llama_facts;
 
-/* Binds a context to a space; probes the layout of its state. Refuses sliding windows (without the
- * full cache), recurrent and hybrid memories and M-RoPE: CISTERN_E_UNSUPPORTED and one sentence. */
+/* Binds a context to a space. Refuses what can't be cached exactly (sliding windows, recurrent and
+ * hybrid memories, encoders, M-RoPE): CISTERN_E_UNSUPPORTED and one sentence. Call it before the
+ * first decode: the layout of states shows only in a sequence that holds something, so in an empty
+ * context one token is decoded and removed again, which replaces the last logits and counts in
+ * llama.cpp's own statistics. */
 int32_t cistern_llama_open(cistern_client *client, struct llama_context *ctx,
                            const cistern_llama_facts *facts, cistern_llama **out);
 void cistern_llama_close(cistern_llama *glue);
