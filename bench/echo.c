@@ -92,7 +92,7 @@ static void *serve_tap(void *arg) {
     cst_auto(cst_closep) int client = accept4(tap->listener, NULL, NULL, SOCK_CLOEXEC);
     cst_auto(cst_closep) int daemon = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     bool open = client >= 0 && daemon >= 0 &&
-                !connect(daemon, (const struct sockaddr *)&tap->daemon, sizeof(tap->daemon));
+                !connect(daemon, (const void *)&tap->daemon, sizeof(tap->daemon));
 
     while (open) {
         struct pollfd fds[2] = { { client, POLLIN, 0 }, { daemon, POLLIN, 0 } };
@@ -119,7 +119,7 @@ int cst_tap_new(struct cst_tap **out, const char *path, const char *daemon) {
         return r;
     }
     tap->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (tap->listener < 0 || bind(tap->listener, (const struct sockaddr *)&addr, sizeof(addr)) ||
+    if (tap->listener < 0 || bind(tap->listener, (const void *)&addr, sizeof(addr)) ||
         listen(tap->listener, 1))
         r = -errno;
     if (!r)

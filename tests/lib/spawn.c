@@ -55,7 +55,7 @@ static int open_notify(struct cst_spawned *d, struct sockaddr_un *addr) {
     (void)snprintf(addr->sun_path, sizeof(addr->sun_path), "%s/notify", d->dir);
     (void)unlink(addr->sun_path);
     d->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (d->notify < 0 || bind(d->notify, (const struct sockaddr *)addr, sizeof(*addr)))
+    if (d->notify < 0 || bind(d->notify, (const void *)addr, sizeof(*addr)))
         return -errno;
     return 0;
 }
