@@ -234,11 +234,13 @@ static unsigned number_at(const char *s) {
 static unsigned parts_of(const char *path, size_t *ret_name) {
     enum { PART = 1, OF = 6, PARTS = 10, SUFFIX = 15, TAIL = 20 };
     size_t n = strlen(path);
-    const char *tail = path + n - TAIL;
+    const char *tail;
     unsigned part, parts;
 
-    if (n <= TAIL || tail[0] != '-' || memcmp(tail + OF, "-of-", 4) != 0 ||
-        strcmp(tail + SUFFIX, ".gguf") != 0)
+    if (n <= TAIL)
+        return 0;
+    tail = path + n - TAIL;
+    if (tail[0] != '-' || memcmp(tail + OF, "-of-", 4) != 0 || strcmp(tail + SUFFIX, ".gguf") != 0)
         return 0;
     part = number_at(tail + PART);
     parts = number_at(tail + PARTS);

@@ -130,7 +130,7 @@ CST_EXPORT void cistern_llama_close(cistern_llama *glue) {
 }
 
 CST_EXPORT cistern_space *cistern_llama_space(cistern_llama *glue) {
-    return glue->space;
+    return glue ? glue->space : NULL;
 }
 
 /* ---- buffers ---- */
