@@ -3,7 +3,7 @@
  * Memory backends behind one vtable: where slabs live and how they are shared.
  *
  * `host` makes sealed memfds. A device backend is a module that fills the same table. Slabs are
- * made on any thread (they take milliseconds: prefaulting), everything else on the loop thread.
+ * made and dropped on any thread (both take milliseconds), everything else on the loop thread.
  */
 #pragma once
 

@@ -65,10 +65,6 @@ struct cst_slab {
     struct cst_mem_slab mem;
     struct cst_space *space;
     uint32_t holders; /* cst_slab_hold() - cst_slab_unhold() */
-    /* the rest is private to store/slab.c */
-    struct cst_list link;
-    uint32_t used;
-    void *slots;
 };
 
 enum cst_event {
@@ -84,7 +80,9 @@ struct cst_store_env {
     struct cst_random *random;
     struct cst_jobs *jobs;
     const struct cst_mem_ops *mem;
-    /* The store wants this slab's memory back: every holder is asked to drop it. May be NULL. */
+    /* Both callbacks may be NULL and must not call back into the store, but for unhold() of the
+     * slab that retires. The store wants this slab's memory back: every holder is asked to drop it.
+     */
     void (*slab_retire)(void *arg, struct cst_slab *slab);
     void (*event)(void *arg, struct cst_space *space, enum cst_event what, const uint8_t key[32],
                   enum cst_tier tier);
@@ -142,8 +140,9 @@ struct cst_lookup {
 
 /*
  * keys: n x 32 bytes of one chain. tiers NULL or n bytes, filled for the leading run. With tail
- * (tail_len ids > 0) the children of the last present key of the run (n = 0: of `parent`, which may
- * be a root key) are matched against it. O(log n) probes unless tiers are asked for.
+ * (tail_len ids > 0) and a run of n, the children of the last key (n = 0: of `parent`, which may be
+ * a root key) are matched against it; a shorter run matches nothing, since the tail follows the
+ * last key. O(log n) probes unless tiers are asked for.
  */
 void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, const uint8_t *parent,
                       const uint32_t *tail, uint32_t tail_len, uint8_t *tiers,
@@ -177,6 +176,7 @@ struct cst_fetch {
     /* the store's */
     struct cst_list link;
     struct cst_block *block;
+    int status;
     uint8_t mode, state;
 };
 #define CST_FETCH_NULL(cb) ((struct cst_fetch){ .ready = (cb) })
@@ -193,19 +193,21 @@ void cst_fetch_release(struct cst_fetch *fetch);
 /* Embedded in the caller's slot; must not move or die while open. */
 struct cst_put {
     /* the caller's: the end of cst_put_commit(), loop thread, exactly once, with 0,
-     * CST_STORE_E_PENDING, _PARENT_MISSING, _PRESENT, _BUSY or a negative errno. The put is closed
-     * and the source bytes are no longer read when it is called. */
+     * CST_STORE_E_PENDING, _PARENT_MISSING, _PRESENT, _BUSY or a negative errno (-ECANCELED: it was
+     * aborted). The put is closed and the source bytes are no longer read when it is called. */
     void (*done)(struct cst_put *put, int status);
     /* the store's */
-    struct cst_list link;
-    struct cst_block *block;
+    struct cst_list link;  /* of its block's puts */
+    struct cst_list queue; /* waiting for a slot, or finished and not yet told */
+    struct cst_space *space;
+    struct cst_block *block; /* NULL: the block is gone */
     struct cst_job job;
     const void *source;
-    uint8_t *target;
-    uint32_t crc;
+    struct cst_slab *slab;
+    uint32_t slot, crc;
+    int status;
     uint8_t state;
-    bool dropped;
-    uint16_t *surprisals;
+    bool aborted;
 };
 #define CST_PUT_NULL(cb) ((struct cst_put){ .done = (cb) })
 
@@ -233,6 +235,9 @@ bool cst_put_is_open(const struct cst_put *put);
 /* ---- care ---- */
 
 int cst_space_touch(struct cst_space *space, const uint8_t key[32]);
+/* ttl_ns 0: until unpinned. Charged to the namespace's pin budget with all ancestors, which stay
+ * too.
+ */
 int cst_space_pin(struct cst_space *space, const uint8_t key[32], uint64_t ttl_ns);
 int cst_space_unpin(struct cst_space *space, const uint8_t key[32]);
 /* With the whole subtree. Leased bytes stay readable until released, but are not found any more. */

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns what a block is worth: its copies, whether it may be evicted, its visibility, its end.
+ *
+ * Invariants
+ *   1. b->evict.in exactly while cst_block_is_idle(b).
+ *   2. A hot copy is in space->clean exactly while a packed copy exists and nothing reads the hot
+ *      one; in space->dirty while there is no packed copy and one should be made; slab->clean
+ *      counts the former.
+ *   3. A visible block's parent is visible (promise 1 of store.h): publish() goes down, remove()
+ *      takes the subtree along, leaves first.
+ *   4. A dead block is out of the trie and lives in space->dead until its last lease and job end.
+ * Loop thread only.
+ */
+#include "store/block.h"
+
+#include "base/mem.h"
+#include "store/core.h"
+#include "store/prefix_trie.h"
+
+#include <assert.h>
+
+void cst_block_use(struct cst_block *b) {
+    struct cst_store *store = b->space->store;
+    struct cst_slab_slots *slab = b->hot.slab ? b->hot.slab : b->packed.slab;
+
+    b->used = ++store->uses;
+    b->space->used = b->used;
+    if (slab)
+        cst_slab_touch(slab, b->used);
+}
+
+bool cst_block_is_expired(const struct cst_block *b) {
+    const struct cst_store *store = b->space->store;
+    uint64_t age = store->options.max_age_ns;
+
+    return age && cst_store_now(store) - b->born_ns >= age;
+}
+
+/* ---- what may be evicted ---- */
+
+bool cst_block_is_idle(const struct cst_block *b) {
+    return b->stored && !b->dead && !b->n_children && !cst_block_is_leased(b) && !b->pins &&
+           !b->holds && cst_list_is_empty(&b->puts) && cst_list_is_empty(&b->waiters);
+}
+
+bool cst_block_subtree_idle(const struct cst_block *top, unsigned *budget) {
+    for (const struct cst_block *b = top; b; b = cst_trie_next(top, b)) {
+        if (!*budget || !b->stored || cst_block_is_leased(b) || b->pins || b->holds ||
+            !cst_list_is_empty(&b->puts) || !cst_list_is_empty(&b->waiters))
+            return false;
+        --*budget;
+    }
+    return true;
+}
+
+static enum cst_filed filed_as(const struct cst_block *b) {
+    if (b->dead || !b->hot.slab)
+        return CST_FILED_NOT;
+    if (b->packed.slab)
+        return b->hot.leases || b->hot.busy ? CST_FILED_NOT : CST_FILED_CLEAN;
+    return b->encoding || b->unpackable ? CST_FILED_NOT : CST_FILED_DIRTY;
+}
+
+static void file(struct cst_block *b) {
+    struct cst_space *space = b->space;
+    enum cst_filed as = filed_as(b);
+
+    if (as == b->filed)
+        return;
+    cst_list_unlink(&b->file);
+    if (b->filed == CST_FILED_CLEAN)
+        b->hot.slab->clean--;
+    if (as == CST_FILED_CLEAN) {
+        b->hot.slab->clean++;
+        cst_list_append(&space->clean, &b->file);
+    } else if (as == CST_FILED_DIRTY) {
+        cst_list_append(&space->dirty, &b->file);
+    }
+    b->filed = (uint8_t)as;
+    if (cst_list_is_empty(&space->dirty))
+        cst_list_unlink(&space->dirty_link);
+    else if (cst_list_is_empty(&space->dirty_link))
+        cst_list_append(&space->store->dirty_spaces, &space->dirty_link);
+}
+
+void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
+    struct cst_evict *e = &b->space->evict;
+    bool idle = cst_block_is_idle(b);
+
+    if (b->root)
+        return;
+    if (idle && b->superseded) {
+        (void)cst_block_remove(b, CST_GONE_EVICTED);
+        return;
+    }
+    if (idle && !b->evict.in)
+        e->ops->insert(e, &b->evict, how);
+    else if (!idle && b->evict.in)
+        e->ops->remove(e, &b->evict, false);
+    file(b);
+    cst_space_index_ghosts(b->space);
+}
+
+/* ---- copies ---- */
+
+void cst_copy_set(struct cst_copy *copy, struct cst_block *b, struct cst_slab_slots *slab,
+                  uint32_t slot, uint32_t length, uint32_t crc) {
+    assert(!copy->slab && slab->slab.space == b->space);
+    *copy = (struct cst_copy){ .slab = slab, .slot = slot, .length = length, .crc = crc };
+    slab->owners[slot] = b;
+    if (slab->slab.packed) {
+        b->space->packed_copies++;
+        b->space->stats.packed_bytes += length;
+    } else {
+        b->space->hot_copies++;
+    }
+}
+
+static void copy_clear(struct cst_copy *copy, struct cst_block *b) {
+    assert(copy->slab && !copy->leases && !copy->busy);
+    if (copy->slab->slab.packed) {
+        b->space->packed_copies--;
+        b->space->stats.packed_bytes -= copy->length;
+    } else {
+        b->space->hot_copies--;
+    }
+    cst_slab_give(copy->slab, copy->slot);
+    *copy = (struct cst_copy){ .slab = NULL };
+}
+
+void cst_block_drop_hot(struct cst_block *b) {
+    if (b->filed == CST_FILED_CLEAN) {
+        cst_list_unlink(&b->file);
+        b->hot.slab->clean--;
+        b->filed = CST_FILED_NOT;
+    }
+    copy_clear(&b->hot, b);
+    if (!b->dead)
+        cst_store_event(b->space, CST_EVENT_MOVED, b, cst_block_tier(b));
+}
+
+void cst_block_drop_packed(struct cst_block *b) {
+    copy_clear(&b->packed, b);
+}
+
+void cst_copy_pin(struct cst_copy *copy) {
+    copy->busy++;
+    copy->slab->busy++;
+}
+
+void cst_copy_unpin(struct cst_copy *copy) {
+    assert(copy->busy && copy->slab->busy);
+    copy->busy--;
+    copy->slab->busy--;
+}
+
+/* ---- the end ---- */
+
+void cst_block_reap(struct cst_block *b) {
+    struct cst_space *space = b->space;
+
+    if (!b->dead)
+        return;
+    if (b->hot.slab && !b->hot.leases && !b->hot.busy)
+        cst_block_drop_hot(b);
+    if (b->packed.slab && !b->packed.leases && !b->packed.busy)
+        cst_block_drop_packed(b);
+    if (b->hot.slab || b->packed.slab || cst_block_is_busy(b))
+        return;
+    cst_list_unlink(&b->file);
+    space->n_dead--;
+    cst_space_index_add(space, -(int64_t)cst_block_bytes(b->n_tokens));
+    cst_free(b);
+}
+
+static void count_gone(struct cst_block *b, enum cst_gone why) {
+    static const enum cst_event events[] = {
+        [CST_GONE_EVICTED] = CST_EVENT_EVICTED,   [CST_GONE_ERASED] = CST_EVENT_ERASED,
+        [CST_GONE_EXPIRED] = CST_EVENT_EVICTED,   [CST_GONE_CORRUPT] = CST_EVENT_DETACHED,
+        [CST_GONE_DETACHED] = CST_EVENT_DETACHED, [CST_GONE_ABORTED] = CST_EVENT_DETACHED,
+    };
+    struct cst_space_stats *s = &b->space->stats;
+
+    if (!b->stored)
+        return;
+    s->blocks--;
+    s->tail_blocks -= cst_block_is_tail(b);
+    s->evicted_blocks += why == CST_GONE_EVICTED;
+    s->expired_blocks += why == CST_GONE_EXPIRED;
+    s->corrupt_blocks += why == CST_GONE_CORRUPT;
+    s->detached_blocks += why == CST_GONE_DETACHED || why == CST_GONE_ABORTED;
+    cst_store_event(b->space, events[why], b, cst_block_tier(b));
+}
+
+static void end_waiting(struct cst_block *b, enum cst_gone why) {
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&b->puts)))
+        cst_put_orphan(cst_list_entry(it, struct cst_put, link));
+    while ((it = cst_list_first(&b->waiters)))
+        cst_fetch_finish(cst_list_entry(it, struct cst_fetch, link),
+                         why == CST_GONE_CORRUPT ? CST_STORE_E_CORRUPT : CST_STORE_E_NOT_FOUND);
+    cst_decode_orphan(b);
+}
+
+/* Removes a leaf. */
+static void leaf_remove(struct cst_block *b, enum cst_gone why) {
+    struct cst_space *space = b->space;
+    struct cst_block *parent = b->parent;
+    bool as_old = parent && parent->used <= b->used;
+
+    b->superseded = false; /* settling must not come back here */
+    if (b->pinned_until)
+        cst_block_unpin(b);
+    if (b->evict.in)
+        space->evict.ops->remove(&space->evict, &b->evict, why == CST_GONE_EVICTED);
+    count_gone(b, why);
+    end_waiting(b, why);
+    if (parent && parent->root && parent->n_children == 1 && !parent->holds)
+        parent = NULL; /* goes with it */
+    cst_trie_cut(b);
+    file(b);
+    cst_list_append(&space->dead, &b->file);
+    space->n_dead++;
+    cst_block_reap(b);
+    if (parent)
+        cst_block_settle(parent, as_old ? CST_EVICT_COLD : CST_EVICT_WARM);
+    cst_space_index_ghosts(space);
+}
+
+uint64_t cst_block_remove(struct cst_block *top, enum cst_gone why) {
+    struct cst_block *b = top;
+    uint64_t n = 0;
+
+    assert(!top->root);
+    for (;;) {
+        struct cst_block *child = cst_trie_child(b), *parent = b->parent;
+
+        if (child) {
+            b = child;
+            continue;
+        }
+        n += b->stored;
+        if (b == top)
+            break;
+        leaf_remove(b, CST_GONE_DETACHED);
+        b = parent;
+    }
+    leaf_remove(top, why);
+    return n;
+}
+
+/* ---- visibility ---- */
+
+/* A longer block makes shorter ones with the same tokens useless: its first tokens serve as well.
+ */
+static void supersede(struct cst_block *b) {
+    struct cst_block *shorter;
+
+    while (b->parent && (shorter = cst_trie_shorter(b))) {
+        shorter->superseded = true;
+        cst_block_settle(shorter, CST_EVICT_COLD);
+    }
+}
+
+static void show(struct cst_block *b) {
+    cst_trie_show(b);
+    cst_store_event(b->space, CST_EVENT_STORED, b, cst_block_tier(b));
+    supersede(b);
+}
+
+int cst_block_publish(struct cst_block *top) {
+    struct cst_list *todo = &top->space->store->showing, *it, *tmp;
+
+    assert(top->stored && !top->visible && cst_list_is_empty(todo));
+    if (top->parent && !top->parent->visible)
+        return CST_STORE_E_PENDING;
+    cst_list_unlink(&top->hidden_link);
+    cst_list_append(todo, &top->hidden_link);
+    while ((it = cst_list_first(todo))) {
+        struct cst_block *b = cst_list_entry(it, struct cst_block, hidden_link);
+
+        show(b);
+        cst_list_for_each_safe (it, tmp, &b->hidden) {
+            struct cst_block *child = cst_list_entry(it, struct cst_block, hidden_link);
+
+            if (child->stored) {
+                cst_list_unlink(it);
+                cst_list_append(todo, it);
+            }
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block: a node of the trie, and where its bytes are.
+ *
+ * Life: open (puts, no bytes) -> stored (bytes, hidden until the parent is visible) -> visible ->
+ * dead (out of the trie; freed when the last lease and job are gone). Roots are nodes without bytes
+ * that exist while they have children.
+ */
+#pragma once
+
+#include "base/hashmap.h"
+#include "store/evict.h"
+#include "store/slab.h"
+#include "store/store.h"
+#include "store/treap.h"
+
+struct cst_decode;
+
+struct cst_copy {
+    struct cst_slab_slots *slab; /* NULL: no copy in this tier */
+    uint32_t slot;
+    uint32_t length; /* bytes used */
+    uint32_t crc;    /* CRC32C of them */
+    uint32_t leases;
+    uint32_t busy; /* jobs that read it */
+};
+
+enum cst_filed { CST_FILED_NOT, CST_FILED_CLEAN, CST_FILED_DIRTY };
+
+struct cst_block {
+    struct cst_hnode by_key;
+    uint8_t key[CST_KEY_SIZE];
+    struct cst_space *space;
+    struct cst_block *parent;      /* NULL: a root, or of a flat space */
+    struct cst_treap_node by_age;  /* space->by_age, all blocks but roots */
+    struct cst_treap_node sibling; /* visible: parent->children */
+    struct cst_list hidden_link;   /* else: parent->hidden */
+    struct cst_treap children;     /* visible, by tokens */
+    struct cst_list hidden;        /* children that are not visible yet */
+    struct cst_evict_entry evict;  /* in while the block may be evicted */
+    struct cst_list file;          /* the space's clean or dirty copies; dead: space->dead */
+    struct cst_list puts;          /* open puts of this key */
+    struct cst_list waiters;       /* fetches that wait for the decode */
+    struct cst_list pin_link;      /* namespace->pinned */
+    struct cst_decode *decode;     /* under way */
+    struct cst_copy hot, packed;
+    uint64_t seq; /* creation order, from 1 */
+    uint64_t born_ns;
+    uint64_t busy_ns;      /* the youngest put's writer has the key for itself until then */
+    uint64_t used;         /* store->uses at the last use */
+    uint64_t pinned_until; /* of a pin of its own; 0: none */
+    uint32_t n_children;   /* hidden ones too */
+    uint32_t pins;         /* its own pin + children with pins */
+    uint32_t holds;        /* a function on the stack needs it */
+    uint32_t n_tokens, depth;
+    uint32_t crc;    /* CRC32C of the bytes that were committed */
+    float error;     /* of the packed copy */
+    float surprisal; /* bits; < 0: unknown */
+    uint8_t preset;  /* of the packed copy */
+    uint8_t filed;   /* enum cst_filed */
+    bool root, stored, visible, dead;
+    bool superseded; /* a longer block has its tokens: goes when idle */
+    bool encoding;
+    bool unpackable; /* doesn't shrink: stays as it is */
+    bool has_surprisals;
+    uint32_t tokens[]; /* n_tokens ids, then n_tokens f16 surprisals */
+};
+
+/* Heap bytes of a node. */
+size_t cst_block_bytes(uint32_t n_tokens);
+
+static inline bool cst_block_is_leased(const struct cst_block *b) {
+    return b->hot.leases || b->packed.leases;
+}
+
+static inline bool cst_block_is_busy(const struct cst_block *b) {
+    return b->hot.busy || b->packed.busy || b->decode || b->encoding;
+}
+
+static inline enum cst_tier cst_block_tier(const struct cst_block *b) {
+    return b->hot.slab ? CST_TIER_HOT : b->packed.slab ? CST_TIER_PACKED : CST_TIER_NONE;
+}
+
+/* The surprisals' place in the node: n_tokens f16 values. */
+uint16_t *cst_block_surprisals(struct cst_block *b);
+
+/* Marks a use now. */
+void cst_block_use(struct cst_block *b);
+
+/* After any change of what keeps a block from being evicted: joins or leaves the policy and the
+ * lists of copies. A superseded block that is idle is removed: don't use it afterwards. */
+void cst_block_settle(struct cst_block *b, enum cst_evict_how how);
+
+/* May this block be evicted: stored, a leaf, unleased, unpinned, nobody waiting. */
+bool cst_block_is_idle(const struct cst_block *b);
+
+/* Could the whole subtree be dropped? Gives up (false) after *budget nodes. */
+bool cst_block_subtree_idle(const struct cst_block *b, unsigned *budget);
+
+enum cst_gone {
+    CST_GONE_EVICTED,
+    CST_GONE_ERASED,
+    CST_GONE_EXPIRED,
+    CST_GONE_CORRUPT,
+    CST_GONE_DETACHED, /* with an ancestor */
+    CST_GONE_ABORTED,  /* never had bytes */
+};
+
+/*
+ * Removes the block and everything below it, leaves first: puts end with PARENT_MISSING when they
+ * commit, waiting fetches with NOT_FOUND (_CORRUPT), bytes stay while leased or busy. The block
+ * itself is counted as `why`, what hangs below as detached. Returns how many blocks with bytes
+ * went.
+ */
+uint64_t cst_block_remove(struct cst_block *b, enum cst_gone why);
+
+/* Frees a dead block that nothing uses any more. */
+void cst_block_reap(struct cst_block *b);
+
+/* Gives a copy's slot back. The caller settles the block. */
+void cst_block_drop_hot(struct cst_block *b);
+void cst_block_drop_packed(struct cst_block *b);
+
+/* The slot (slab, slot) becomes the block's copy. */
+void cst_copy_set(struct cst_copy *copy, struct cst_block *b, struct cst_slab_slots *slab,
+                  uint32_t slot, uint32_t length, uint32_t crc);
+
+/* A job reads the copy from now on, until cst_copy_unpin(). */
+void cst_copy_pin(struct cst_copy *copy);
+void cst_copy_unpin(struct cst_copy *copy);
+
+/* The block has its bytes: makes it visible if its parent is, and then what waited below it.
+ * Returns 0 or CST_STORE_E_PENDING. */
+int cst_block_publish(struct cst_block *b);

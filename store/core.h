@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of store/ share: the store, namespaces, spaces. Loop thread only. */
+#pragma once
+
+#include "codec/codec.h"
+#include "store/block.h"
+
+enum {
+    CST_ENCODES_MAX = 2,      /* at a time: each needs workspace outside the memory limit */
+    CST_VICTIMS_SCANNED = 64, /* a few victims may be busy: how far to look */
+};
+
+struct cst_scrub {
+    struct cst_job job;
+    struct cst_block *block; /* NULL: none under way */
+    struct cst_copy *copy;
+    const uint8_t *data;
+    uint32_t length, crc;
+    uint32_t slab, slot; /* where the next one starts */
+};
+
+struct cst_store {
+    struct cst_store_options options;
+    struct cst_store_env env;
+    const struct cst_evict_ops *policy;
+    uint64_t seed[4];
+    struct cst_list namespaces, spaces; /* in creation order */
+    struct cst_list slabs;              /* with memory, the least recently used first */
+    struct cst_list retired;            /* only holders keep them */
+    struct cst_list empty;              /* of `slabs`, those without used slots */
+    struct cst_hashmap slab_map;
+    uint32_t last_slab;
+    uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
+    uint64_t uses, seq;
+    uint64_t leases, reserved;
+    size_t jobs, encodes;
+    struct cst_list showing;       /* blocks about to become visible, in one call */
+    struct cst_list dirty_spaces;  /* with copies to encode, next first */
+    struct cst_list finished_puts; /* to be told by cst_store_leave() */
+    struct cst_list finished_fetches;
+    struct cst_job kick; /* tells them when no job of ours is about to end */
+    bool kicking;
+    unsigned entered;
+    uint64_t slabs_after_ns; /* making slabs failed: not again before */
+    struct cst_scrub scrub;
+};
+
+struct cst_namespace {
+    struct cst_store *store;
+    struct cst_list link;
+    struct cst_list pinned; /* the one to look at next first */
+    uint64_t pinned_bytes;
+    uint32_t n_spaces;
+    struct cst_space_stats past; /* counters of spaces that are gone */
+    char name[];
+};
+
+struct cst_space {
+    struct cst_store *store;
+    struct cst_namespace *ns;
+    struct cst_list link; /* store->spaces */
+    struct cst_descriptor *desc;
+    struct cst_descriptor *(*desc_free)(struct cst_descriptor *);
+    uint8_t fingerprint[32];
+    enum cst_kind kind;
+    enum cst_class klass;
+    uint32_t refs;
+    size_t n_jobs, n_slabs, n_hot_slabs, n_dead; /* n_slabs: retired and unmade ones too */
+    struct cst_hashmap map, roots;
+    struct cst_treap by_age;
+    struct cst_evict evict;
+    uint64_t evict_bytes;         /* of evict, as last accounted */
+    struct cst_list clean, dirty; /* hot copies with, without a packed one */
+    struct cst_list dirty_link;   /* store->dirty_spaces */
+    struct cst_list dead;
+    struct cst_list hot_free; /* slabs with free slots */
+    struct cst_list packed_free[CST_PACKED_CLASSES];
+    struct cst_list wait_decodes, wait_puts, wait_encodes; /* for a slot */
+    bool making_hot, making_packed;
+    size_t encodes;
+    uint64_t encode_after_ns; /* no room for packed copies: not again before */
+    uint64_t hot_copies, packed_copies;
+    uint64_t decode_ns; /* moving average of a decode */
+    uint64_t used;
+    struct cst_space_stats stats; /* *_bytes of copies are filled when asked for */
+};
+
+static inline uint64_t cst_store_now(const struct cst_store *store) {
+    return cst_now_ns(store->env.clock);
+}
+
+static inline bool cst_preset_is_exact(uint32_t preset) {
+    return preset == CST_PRESET_RAW || preset == CST_PRESET_LOSSLESS;
+}
+
+/* Bytes of a hot slot. */
+static inline uint64_t cst_space_slot_bytes(const struct cst_space *space) {
+    return cst_align_up(space->desc->block_bytes, CST_SLOT_ALIGN);
+}
+
+/* A last block with fewer tokens. */
+static inline bool cst_block_is_tail(const struct cst_block *b) {
+    return b->space->kind == CST_KIND_TOKENS && b->n_tokens < b->space->desc->block_tokens;
+}
+
+/* Index bytes of the space changed by delta. */
+void cst_space_index_add(struct cst_space *space, int64_t delta);
+
+/* cst_hashmap_insert(), accounted: to the space. */
+int cst_map_insert(struct cst_space *space, struct cst_hashmap *map, struct cst_hnode *node,
+                   uint64_t hash);
+
+/* Accounts for ghosts that came or went. */
+void cst_space_index_ghosts(struct cst_space *space);
+
+/* Frees the space if nothing refers to it and it is empty. */
+void cst_space_reap(struct cst_space *space);
+/* It is empty. */
+void cst_space_free(struct cst_space *space);
+/* Every block, stored or not. Returns how many had bytes. */
+uint64_t cst_space_remove_all(struct cst_space *space, enum cst_gone why);
+
+/*
+ * Jobs are submitted through here, so that they are counted. A done() handler runs between enter()
+ * and leave(): finished puts and fetches are told by leave(), when nothing of ours is half done any
+ * more; leave() ends the job and may free the space.
+ */
+void cst_store_submit(struct cst_space *space, struct cst_job *job, enum cst_job_priority priority);
+void cst_store_enter(struct cst_space *space);
+void cst_store_leave(struct cst_space *space);
+/* Something is in store->finished_*: it is told soon, never on this stack. */
+void cst_store_finish(struct cst_store *store);
+
+void cst_store_event(struct cst_space *space, enum cst_event what, const struct cst_block *b,
+                     enum cst_tier tier);
+
+/* Is the block past max_age? */
+bool cst_block_is_expired(const struct cst_block *b);
+/* Ends the block's own pin. */
+void cst_block_unpin(struct cst_block *b);
+/* What cst_store_tick() does for ages and pins. */
+void cst_care_slice(struct cst_store *store);
+
+/* How many leading keys of the chain are present. */
+size_t cst_lookup_run(const struct cst_space *space, const uint8_t *keys, size_t n);
+
+/* ---- fetch.c and put.c ---- */
+
+/* Tells the fetch's owner soon. With 0 the fetch already has its lease. */
+void cst_fetch_finish(struct cst_fetch *fetch, int status);
+/* Leases the hot (or packed) copy and fills loc. */
+void cst_fetch_lease(struct cst_fetch *fetch, struct cst_block *b, bool packed);
+void cst_fetch_tell(struct cst_fetch *fetch);
+/* The put's block goes away. */
+void cst_put_orphan(struct cst_put *put);
+/* A put that waited gets its slot, or not. */
+void cst_put_start(struct cst_put *put, struct cst_slab_slots *slab, uint32_t slot);
+void cst_put_finish(struct cst_put *put, int status);
+void cst_put_tell(struct cst_put *put);
+
+/* ---- room.c: where slots and index bytes come from ---- */
+
+enum { CST_ROOM_WAIT = 1, CST_ROOM_FULL };
+
+/* 0 and a slot; CST_ROOM_WAIT: queue up, the space is served when something comes free;
+ * CST_ROOM_FULL. May evict any idle block. */
+int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot);
+int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
+                    uint32_t *slot);
+/* 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict any idle block. */
+int cst_room_index(struct cst_space *space, size_t bytes);
+/* Something came free: gives slots to what waits in the space, or tells it that there are none. */
+void cst_room_serve(struct cst_space *space);
+/* Gives back every empty slab of the space. */
+void cst_room_give_back(struct cst_space *space);
+
+/* ---- decode.c, encode.c, scrub.c: moves between tiers ---- */
+
+/* Starts a decode into a hot slot for the waiters of b. 0 or -ENOMEM. */
+int cst_decode_start(struct cst_block *b);
+/* A waiting decode, the first one; it gets its slot, or not. */
+struct cst_decode *cst_decode_waiting(struct cst_space *space);
+void cst_decode_run(struct cst_decode *d, struct cst_slab_slots *slab, uint32_t slot);
+void cst_decode_refuse(struct cst_decode *d, int status);
+/* The block goes away, or nobody waits any more: forgets a decode that has not begun. */
+void cst_decode_orphan(struct cst_block *b);
+
+/* Starts encoding if there is something to encode and a place among the CST_ENCODES_MAX. True: an
+ * encode of the space is under way. */
+bool cst_encode_kick(struct cst_space *space);
+/* The same for whatever spaces are next. */
+void cst_encode_kick_all(struct cst_store *store);
+/* Gives slots to encoded blocks that wait. */
+void cst_encode_serve(struct cst_space *space);
+
+/* Starts checking the next copy, if no check is under way. */
+void cst_scrub_slice(struct cst_store *store);

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns encodes: the background way from a hot copy to a packed one.
+ *
+ *   dirty -> ENCODE (job: check, encode into a buffer) -> waiting for a slot -> MOVE (job: into
+ *   the slot) -> packed
+ *
+ * Invariants: 1. at most CST_ENCODES_MAX at a time, waiting ones included, since each has a buffer
+ * that no memory limit counts; 2. the hot copy is pinned while it is read; 3. a block of an exact
+ * space gets exact presets only; 4. a block that doesn't shrink by a sixteenth stays as it is:
+ * packing it would only cost a decode.
+ * Loop thread, but for the jobs, which touch the copy, the buffer and the slot.
+ */
+#include "base/crc32c.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "codec/codec.h"
+#include "store/core.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+struct encode {
+    struct cst_job job;
+    struct cst_list link; /* space->wait_encodes */
+    struct cst_block *block;
+    struct cst_slab_slots *slab;
+    uint32_t slot;
+    const uint8_t *source;
+    uint8_t *frame; /* owned */
+    size_t len;
+    uint32_t crc;
+    struct cst_frame_info info;
+    int result; /* 0, CST_STORE_E_CORRUPT, negative */
+};
+
+struct choice {
+    enum cst_preset preset;
+    float bound;
+};
+
+/* The first preset that the block's class asks for. */
+static struct choice first_choice(enum cst_class klass) {
+    static const float bounds[CST_CLASSES] = {
+        [CST_CLASS_NEAR_LOSSLESS] = .05F,
+        [CST_CLASS_SMALL_LOSS] = .15F,
+        [CST_CLASS_COLD] = .30F,
+    };
+
+    return klass == CST_CLASS_LOSSLESS ? (struct choice){ CST_PRESET_LOSSLESS, 0 }
+                                       : (struct choice){ CST_PRESET_INT8, bounds[klass] };
+}
+
+static int encode_as(struct encode *e, struct choice c, size_t cap, uint8_t *work,
+                     size_t work_len) {
+    const struct cst_block *b = e->block;
+    const struct cst_descriptor *desc = b->space->desc;
+    /* A flat block's place is unknown: it may be the first one. */
+    const struct cst_encode_params params = {
+        .preset = c.preset,
+        .tokens = b->space->kind == CST_KIND_FLAT ? desc->block_tokens : b->n_tokens,
+        .first_position = b->depth * desc->block_tokens,
+        .bound = c.bound,
+    };
+
+    return cst_frame_encode(e->frame, cap, e->source, desc, &params, work, work_len, &e->len,
+                            &e->info);
+}
+
+static int encode(struct encode *e) {
+    const struct cst_block *b = e->block; /* pinned */
+    const struct cst_descriptor *desc = b->space->desc;
+    size_t cap = cst_frame_bound(desc), work_len = cst_codec_work_size(desc);
+    struct choice c = first_choice(b->space->klass);
+    cst_auto(cst_freep) uint8_t *heap = NULL;
+    uint8_t *work;
+    int r;
+
+    if (cst_crc32c(0, e->source, b->hot.length) != b->hot.crc)
+        return CST_STORE_E_CORRUPT;
+    e->frame = cst_malloc(cap);
+    heap = cst_malloc(work_len + CST_SLOT_ALIGN);
+    if (!e->frame || !heap)
+        return cst_err(-ENOMEM);
+    work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
+    r = encode_as(e, c, cap, work, work_len);
+    if ((r == CST_CODEC_E_BOUND || r == CST_CODEC_E_PRESET) && c.preset != CST_PRESET_LOSSLESS)
+        r = encode_as(e, (struct choice){ CST_PRESET_LOSSLESS, 0 }, cap, work, work_len);
+    if (r == CST_CODEC_E_PRESET)
+        r = encode_as(e, (struct choice){ CST_PRESET_RAW, 0 }, cap, work, work_len);
+    if (r)
+        e->len = cap; /* no preset takes it: it doesn't shrink */
+    else
+        e->crc = cst_crc32c(0, e->frame, e->len);
+    return 0;
+}
+
+/* The encode is over; e is gone. Called between enter and leave. */
+static void end(struct encode *e) {
+    struct cst_block *b = e->block;
+    struct cst_space *space = b->space;
+
+    cst_list_unlink(&e->link);
+    b->encoding = false;
+    space->encodes--;
+    space->store->encodes--;
+    if (b->dead)
+        cst_block_reap(b);
+    else
+        cst_block_settle(b, CST_EVICT_WARM);
+    cst_free(e->frame);
+    cst_free(e);
+}
+
+static void back_off(struct cst_space *space) {
+    space->encode_after_ns = cst_store_now(space->store) + CST_NS_PER_S;
+}
+
+static bool shrinks(const struct encode *e) {
+    uint64_t block = e->block->space->desc->block_bytes;
+
+    return cst_packed_class_bytes(cst_packed_class(e->len)) <= block - block / 16;
+}
+
+static void encode_job(struct cst_job *job) {
+    struct encode *e = cst_container_of(job, struct encode, job);
+
+    e->result = encode(e);
+}
+
+static void encode_done(struct cst_job *job) {
+    struct encode *e = cst_container_of(job, struct encode, job);
+    struct cst_block *b = e->block;
+    struct cst_space *space = b->space;
+
+    cst_store_enter(space);
+    cst_copy_unpin(&b->hot);
+    if (!b->dead && e->result == CST_STORE_E_CORRUPT)
+        (void)cst_block_remove(b, CST_GONE_CORRUPT);
+    else if (e->result < 0)
+        back_off(space);
+    else if (!e->result && !b->dead)
+        b->unpackable = !shrinks(e);
+    if (b->dead || e->result || b->unpackable)
+        end(e);
+    else
+        cst_list_append(&space->wait_encodes, &e->link);
+    cst_room_serve(space);
+    cst_encode_kick_all(space->store);
+    cst_store_leave(space);
+}
+
+static void move_job(struct cst_job *job) {
+    struct encode *e = cst_container_of(job, struct encode, job);
+
+    memcpy(cst_slot_data(e->slab, e->slot), e->frame, e->len);
+    e->frame = cst_free(e->frame);
+}
+
+static void move_done(struct cst_job *job) {
+    struct encode *e = cst_container_of(job, struct encode, job);
+    struct cst_block *b = e->block;
+    struct cst_space *space = b->space;
+
+    cst_store_enter(space);
+    e->slab->busy--;
+    if (b->dead) {
+        cst_slab_give(e->slab, e->slot);
+    } else {
+        assert(space->klass != CST_CLASS_LOSSLESS || cst_preset_is_exact(e->info.preset));
+        cst_copy_set(&b->packed, b, e->slab, e->slot, (uint32_t)e->len, e->crc);
+        b->preset = (uint8_t)e->info.preset;
+        b->error = e->info.error;
+        space->stats.encodes++;
+    }
+    end(e);
+    cst_room_serve(space);
+    cst_encode_kick_all(space->store);
+    cst_store_leave(space);
+}
+
+void cst_encode_serve(struct cst_space *space) {
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&space->wait_encodes))) {
+        struct encode *e = cst_list_entry(it, struct encode, link);
+        int r = e->block->dead ? CST_ROOM_FULL : cst_room_packed(space, e->len, &e->slab, &e->slot);
+
+        if (r == CST_ROOM_WAIT)
+            return;
+        if (r) {
+            back_off(space);
+            end(e);
+            continue;
+        }
+        cst_list_unlink(&e->link);
+        e->slab->busy++;
+        e->job = (struct cst_job){ .run = move_job, .done = move_done };
+        cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
+    }
+}
+
+static bool start(struct cst_space *space) {
+    struct cst_block *b = cst_list_entry(space->dirty.next, struct cst_block, file);
+    struct encode *e = cst_calloc(1, sizeof(*e));
+
+    if (!e) {
+        back_off(space);
+        return false;
+    }
+    cst_list_init(&e->link);
+    e->block = b;
+    e->source = cst_slot_data(b->hot.slab, b->hot.slot);
+    b->encoding = true;
+    cst_copy_pin(&b->hot);
+    cst_block_settle(b, CST_EVICT_WARM);
+    space->encodes++;
+    space->store->encodes++;
+    e->job = (struct cst_job){ .run = encode_job, .done = encode_done };
+    cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
+    return true;
+}
+
+static bool may_start(const struct cst_space *space) {
+    const struct cst_store *store = space->store;
+
+    return store->encodes < CST_ENCODES_MAX && !cst_list_is_empty(&space->dirty) &&
+           cst_store_now(store) >= space->encode_after_ns;
+}
+
+bool cst_encode_kick(struct cst_space *space) {
+    if (may_start(space))
+        (void)start(space);
+    return space->encodes;
+}
+
+/* Spaces take turns. */
+void cst_encode_kick_all(struct cst_store *store) {
+    struct cst_list *it, *stop = NULL;
+
+    while (store->encodes < CST_ENCODES_MAX && (it = cst_list_first(&store->dirty_spaces)) &&
+           it != stop) {
+        struct cst_space *space = cst_list_entry(it, struct cst_space, dirty_link);
+
+        cst_list_unlink(it);
+        cst_list_append(&store->dirty_spaces, it);
+        if (may_start(space) && start(space))
+            stop = NULL;
+        else if (!stop)
+            stop = it;
+    }
+}

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where room comes from: slots for copies, bytes for the index.
+ *
+ * A hot slot is, in this order: a free one; one of a new slab, if memory allows or an empty slab
+ * elsewhere can be given back for it; that of a hot copy whose block is packed too; that of the
+ * policy's victim among this space's idle leaves, unless another space has a slab that was not used
+ * for longer: then that one is emptied. Packed slots likewise, but hot slabs that hold nothing
+ * else than packed blocks go before any block does.
+ *
+ * Invariants
+ *   1. slabs (made and being made) + index <= options.memory.
+ *   2. Nothing is taken from a block that is leased, pinned, waited for, not stored, or above one
+ *      that is: only idle leaves, or whole subtrees of such, are evicted.
+ *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
+ *      nobody waits for nothing; else the answer is FULL.
+ *   4. A call evicts a bounded number of blocks, or empties whole slabs.
+ * Loop thread only.
+ */
+#include "store/core.h"
+#include "store/prefix_trie.h"
+
+#include <assert.h>
+
+enum {
+    SLABS_TRIED = 8,      /* candidates that are looked into */
+    SLABS_SCANNED = 256,  /* and passed over */
+    SUBTREE_NODES = 4096, /* a slab whose blocks have more below them stays */
+    PACKED_EVICTIONS = 64,
+    SLAB_BLOCKS_MIN = 8,
+    PAGE = 4096,
+};
+
+static struct cst_slab_slots *lru_slab(struct cst_list *link) {
+    return cst_container_of(link, struct cst_slab_slots, lru);
+}
+
+/* ---- slabs ---- */
+
+/* Room that slabs leave for the index to grow without taking one back. */
+static uint64_t headroom(const struct cst_store *store) {
+    uint64_t left = store->options.index - CST_MIN(store->options.index, store->index_bytes);
+
+    return CST_MIN(store->options.memory / 64, left);
+}
+
+static bool fits(const struct cst_store *store, uint64_t bytes) {
+    uint64_t used = store->slab_bytes + store->index_bytes;
+
+    return used <= store->options.memory && store->options.memory - used >= bytes;
+}
+
+static bool give_back_one(struct cst_store *store) {
+    struct cst_list *it = cst_list_first(&store->empty);
+
+    if (it)
+        cst_slab_retire(cst_list_entry(it, struct cst_slab_slots, empty));
+    return it;
+}
+
+/* Starts a new slab if memory allows, after giving back empty ones. */
+static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes) {
+    struct cst_store *store = space->store;
+    uint64_t blocks = SLAB_BLOCKS_MIN * cst_space_slot_bytes(space);
+    uint64_t size = cst_align_up(CST_MAX(store->options.slab_bytes, blocks), PAGE);
+
+    if (cst_store_now(store) < store->slabs_after_ns)
+        return false;
+    while (!fits(store, size + headroom(store)))
+        if (!give_back_one(store))
+            return false;
+    return cst_slab_make(space, packed, klass, slot_bytes, size) == 0;
+}
+
+/* Can everything in the slab go? */
+static bool can_empty(const struct cst_slab_slots *s) {
+    unsigned budget = SUBTREE_NODES;
+
+    if (s->leases || s->busy)
+        return false;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        const struct cst_block *b = s->owners[i];
+
+        if (!b || (s->slab.packed ? b->hot.slab : b->packed.slab))
+            continue;
+        if (!cst_block_subtree_idle(b, &budget))
+            return false;
+    }
+    return true;
+}
+
+/* Drops copies of blocks that have another one, and the other blocks with what is below them. */
+static void empty_slab(struct cst_slab_slots *s) {
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        struct cst_block *b = s->owners[i];
+
+        if (!b)
+            continue;
+        if (s->slab.packed && b->hot.slab)
+            cst_block_drop_packed(b);
+        else if (!s->slab.packed && b->packed.slab)
+            cst_block_drop_hot(b);
+        else {
+            (void)cst_block_remove(b, CST_GONE_EVICTED);
+            continue;
+        }
+        cst_block_settle(b, CST_EVICT_WARM);
+    }
+    assert(!s->used);
+    cst_slab_retire(s);
+}
+
+/* Empties the least recently used slab that was used before `before`; own slabs of the kind asked
+ * for don't count. */
+static bool empty_older(struct cst_space *space, bool packed, uint64_t before) {
+    struct cst_list *head = &space->store->slabs, *it = head->next;
+    unsigned tried = 0;
+
+    for (unsigned i = 0; i < SLABS_SCANNED && tried < SLABS_TRIED && it != head; i++) {
+        struct cst_slab_slots *s = lru_slab(it);
+
+        it = it->next;
+        if (s->touched >= before)
+            return false;
+        if (s->leases || s->busy || (s->slab.space == space && s->slab.packed == packed))
+            continue;
+        tried++;
+        if (can_empty(s)) {
+            struct cst_space *owner = s->slab.space;
+
+            empty_slab(s);
+            if (owner != space)
+                cst_space_reap(owner);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gives back a hot slab whose blocks are all packed, but not the last one of a space in use. */
+static bool empty_clean(struct cst_store *store) {
+    struct cst_list *head = &store->slabs, *it = head->next;
+
+    for (unsigned i = 0; i < SLABS_SCANNED && it != head; i++, it = it->next) {
+        struct cst_slab_slots *s = lru_slab(it);
+
+        if (s->slab.packed || s->clean != s->used ||
+            (s->slab.space->n_hot_slabs == 1 && s->slab.space->refs))
+            continue;
+        empty_slab(s);
+        return true;
+    }
+    return false;
+}
+
+/* ---- victims ---- */
+
+/* The best victim that has a copy of the tier (packed: of the class) which nothing is using. */
+static struct cst_block *victim(struct cst_space *space, bool packed, uint32_t klass) {
+    const struct cst_evict_ops *ops = space->evict.ops;
+    struct cst_evict_entry *e = ops->victim(&space->evict, NULL);
+
+    for (unsigned i = 0; e && i < CST_VICTIMS_SCANNED; i++, e = ops->victim(&space->evict, e)) {
+        struct cst_block *b = cst_container_of(e, struct cst_block, evict);
+        const struct cst_copy *copy = packed ? &b->packed : &b->hot;
+
+        if (copy->slab && !copy->busy && (!packed || copy->slab->klass == klass))
+            return b;
+    }
+    return NULL;
+}
+
+static bool take_free(struct cst_list *slabs, struct cst_slab_slots **slab, uint32_t *slot) {
+    struct cst_list *it = cst_list_first(slabs);
+
+    if (!it)
+        return false;
+    *slab = cst_list_entry(it, struct cst_slab_slots, free);
+    *slot = cst_slab_take(*slab);
+    return true;
+}
+
+static bool drop_clean(struct cst_space *space) {
+    struct cst_list *it = cst_list_first(&space->clean);
+    struct cst_block *b = it ? cst_list_entry(it, struct cst_block, file) : NULL;
+
+    if (b) {
+        cst_block_drop_hot(b);
+        cst_block_settle(b, CST_EVICT_WARM);
+    }
+    return b;
+}
+
+int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot) {
+    while (!take_free(&space->hot_free, slab, slot)) {
+        struct cst_block *own;
+
+        if (space->making_hot || grow(space, false, 0, cst_space_slot_bytes(space)))
+            return CST_ROOM_WAIT;
+        if (drop_clean(space))
+            continue;
+        own = victim(space, false, 0);
+        if (!own && cst_encode_kick(space)) /* copies that can be dropped are being made */
+            return CST_ROOM_WAIT;
+        if (empty_older(space, false, own ? own->used : UINT64_MAX))
+            continue;
+        if (!own)
+            return CST_ROOM_FULL;
+        (void)cst_block_remove(own, CST_GONE_EVICTED);
+    }
+    return 0;
+}
+
+int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
+                    uint32_t *slot) {
+    uint32_t klass = cst_packed_class(bytes);
+
+    for (unsigned i = 0; !take_free(&space->packed_free[klass], slab, slot);) {
+        struct cst_block *own;
+
+        if (space->making_packed || grow(space, true, klass, cst_packed_class_bytes(klass)))
+            return CST_ROOM_WAIT;
+        if (empty_clean(space->store))
+            continue;
+        own = victim(space, true, klass);
+        if (empty_older(space, true, own ? own->used : 0))
+            continue;
+        if (!own || i++ >= PACKED_EVICTIONS)
+            return CST_ROOM_FULL;
+        (void)cst_block_remove(own, CST_GONE_EVICTED);
+    }
+    return 0;
+}
+
+/* ---- index ---- */
+
+static bool evict_for_index(struct cst_space *space) {
+    struct cst_evict_entry *e;
+
+    if (space->evict.ops->forget(&space->evict)) {
+        cst_space_index_ghosts(space);
+        return true;
+    }
+    e = space->evict.ops->victim(&space->evict, NULL);
+    if (e)
+        (void)cst_block_remove(cst_container_of(e, struct cst_block, evict), CST_GONE_EVICTED);
+    return e;
+}
+
+/* Own ghosts and leaves first, then those of whoever comes first. */
+static bool evict_any_for_index(struct cst_space *space) {
+    struct cst_list *head = &space->store->spaces, *it;
+
+    if (evict_for_index(space))
+        return true;
+    for (it = head->next; it != head; it = it->next) {
+        struct cst_space *other = cst_list_entry(it, struct cst_space, link);
+
+        if (other != space && evict_for_index(other)) {
+            cst_space_reap(other);
+            return true;
+        }
+    }
+    return false;
+}
+
+int cst_room_index(struct cst_space *space, size_t bytes) {
+    struct cst_store *store = space->store;
+
+    while (store->index_bytes + bytes > store->options.index)
+        if (!evict_any_for_index(space))
+            return CST_STORE_E_LIMIT;
+    while (!fits(store, bytes))
+        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, true, UINT64_MAX) &&
+            !empty_older(space, false, UINT64_MAX))
+            return CST_STORE_E_BUSY;
+    return 0;
+}
+
+/* ---- waiting ---- */
+
+void cst_room_serve(struct cst_space *space) {
+    struct cst_decode *d;
+    struct cst_list *it;
+    struct cst_slab_slots *slab;
+    uint32_t slot;
+    int r = 0;
+
+    while (r != CST_ROOM_WAIT && (d = cst_decode_waiting(space))) {
+        r = cst_room_hot(space, &slab, &slot);
+        if (!r)
+            cst_decode_run(d, slab, slot);
+        else if (r == CST_ROOM_FULL)
+            cst_decode_refuse(d, CST_STORE_E_BUSY);
+    }
+    while (r != CST_ROOM_WAIT && (it = cst_list_first(&space->wait_puts))) {
+        struct cst_put *put = cst_list_entry(it, struct cst_put, queue);
+
+        r = cst_room_hot(space, &slab, &slot);
+        if (!r)
+            cst_put_start(put, slab, slot);
+        else if (r == CST_ROOM_FULL)
+            cst_put_finish(put, CST_STORE_E_BUSY);
+    }
+    cst_encode_serve(space);
+}
+
+static void give_back(struct cst_list *slabs) {
+    struct cst_list *it, *tmp;
+
+    cst_list_for_each_safe (it, tmp, slabs) {
+        struct cst_slab_slots *s = cst_list_entry(it, struct cst_slab_slots, free);
+
+        if (!s->used)
+            cst_slab_retire(s);
+    }
+}
+
+void cst_room_give_back(struct cst_space *space) {
+    give_back(&space->hot_free);
+    for (unsigned i = 0; i < CST_PACKED_CLASSES; i++)
+        give_back(&space->packed_free[i]);
+}

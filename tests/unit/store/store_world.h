@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A store in a glass: manual clock, seeded randomness, jobs that the test steps, slabs on the heap
+ * (so that the address sanitizer sees their ends), and self-identifying block bytes.
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "store/core.h"
+#include "store/store.h"
+#include "tests/lib/test_jobs.h"
+
+enum { WORLD_TOKENS = 16, WORLD_BLOCK = 4096, WORLD_SLAB = 8 * WORLD_BLOCK };
+
+struct world {
+    struct cst_manual_clock clock;
+    struct cst_seeded_random random;
+    struct test_jobs jobs;
+    struct cst_store *store;
+    size_t retired; /* slab_retire() calls */
+    size_t events[CST_EVENT_DETACHED + 1];
+    uint8_t last_event_key[32];
+};
+
+struct world_options {
+    uint64_t seed, memory, index, max_age_ns, pin_bytes;
+    uint32_t spaces_max;
+    const char *policy;
+    bool manual_jobs;
+};
+
+/* Fails the test when it can't. */
+struct world *world_new(const struct world_options *options);
+/* Drains jobs and frees the store. */
+void world_free(struct world *w);
+/* Runs jobs until nothing is left. */
+void world_settle(struct world *w);
+
+/* Heap slabs of all worlds that exist now. */
+extern size_t world_slabs;
+extern const struct cst_mem_ops world_mem;
+
+/* A heap descriptor: one layer, 64-dimensional rows of 16-bit floats, K and V. `variant` changes
+ * the content id. */
+struct cst_descriptor *world_descriptor(unsigned variant);
+struct cst_descriptor *world_descriptor_free(struct cst_descriptor *d);
+struct cst_space *world_space(struct world *w, const char *ns, unsigned variant, enum cst_kind kind,
+                              enum cst_class klass);
+
+/* A key for (parent, tokens), any 32 bytes that differ will do. */
+void world_key(uint8_t out[32], const uint8_t parent[32], const uint32_t *tokens, uint32_t n);
+void world_key_n(uint8_t out[32], uint64_t n);
+
+/* The bytes of a block with this key; generation tells writers of one key apart. */
+void world_fill(uint8_t out[WORLD_BLOCK], const uint8_t key[32], uint32_t generation);
+/* Do the fetched bytes belong to the key (any generation < n), and is their checksum right? */
+bool world_bytes_are(const struct cst_location *loc, const uint8_t key[32], uint32_t n_generations);
+
+/* A put that remembers how it ended. */
+struct world_put {
+    struct cst_put put;
+    int status, told;
+    uint8_t bytes[WORLD_BLOCK];
+};
+struct world_fetch {
+    struct cst_fetch fetch;
+    int status, told;
+};
+void world_put_done(struct cst_put *put, int status);
+void world_fetch_ready(struct cst_fetch *fetch, int status);
+
+/* Begin + commit + settle in one; returns begin's status or the one of the commit. */
+int world_store(struct world *w, struct cst_space *space, const uint8_t *parent, bool is_root,
+                const uint8_t key[32], const uint32_t *tokens, uint32_t n);
+/* A chain of n full blocks of one-valued tokens from first_token on; keys: n x 32. */
+void world_store_chain(struct world *w, struct cst_space *space, const uint8_t root[32],
+                       uint32_t first_token, size_t n, uint8_t *keys);
