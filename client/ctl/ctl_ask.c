@@ -53,7 +53,7 @@ int cst_ctl_say(const struct cst_ctl *ctl, const char *fmt, ...) {
 }
 
 static void say_where(const cistern_client *client) {
-    for (size_t i = 0; client && i < client->dial.n_paths; i++)
+    for (size_t i = 0; client->dial.n_paths > 1 && i < client->dial.n_paths; i++)
         fprintf(stderr, "  tried %s\n", client->dial.paths[i]);
     fputs("Start one with `systemctl start cisternd.socket` or by running `cisternd`; "
           "--socket PATH or $CISTERN_SOCKET names another socket.\n",

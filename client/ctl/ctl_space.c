@@ -164,7 +164,7 @@ static void text_space(const struct cst_space_record *r) {
     cst_text_hex(r->fingerprint, sizeof(r->fingerprint), id);
     cst_text_field(r->namespace_name, sizeof(r->namespace_name), ns, sizeof(ns));
     cst_text_field(r->engine, sizeof(r->engine), engine, sizeof(engine));
-    printf("%.*s  %-13s  %-6s  %-12s  %-12s  %5" PRIu32 " x %9s  %8" PRIu64 "  %10s  %10s\n", SHORT,
+    printf("%.*s  %-13s  %-6s  %-12s  %-12s  %6" PRIu32 " x %9s  %8" PRIu64 "  %10s  %10s\n", SHORT,
            id, class_name(r->quality_class), kind_name(r->kind), ns, engine,
            cst_load32(&r->block_tokens), cst_text_bytes(cst_load64(&r->block_bytes), block),
            cst_load64(&r->blocks), cst_text_bytes(cst_load64(&r->hot_bytes), hot),
@@ -173,6 +173,7 @@ static void text_space(const struct cst_space_record *r) {
 
 int cst_ctl_spaces(struct cst_ctl *ctl) {
     struct cst_ctl_spaces all;
+    char heading[160];
 
     if (!cst_ctl_list_spaces(ctl, NULL, &all))
         return CST_CTL_FAILED;
@@ -187,9 +188,11 @@ int cst_ctl_spaces(struct cst_ctl *ctl) {
         cst_json_close(']');
         cst_json_close('}');
     } else if (all.n) {
-        cst_text_heading(ctl->color, "fingerprint       class          kind    namespace     "
-                                     "engine        tokens x     bytes    blocks         hot      "
-                                     "packed");
+        (void)snprintf(heading, sizeof(heading),
+                       "%-*s  %-13s  %-6s  %-12s  %-12s  %6s x %9s  %8s  %10s  %10s", SHORT,
+                       "fingerprint", "class", "kind", "namespace", "engine", "tokens", "block",
+                       "blocks", "hot", "packed");
+        cst_text_heading(ctl->color, heading);
         for (size_t i = 0; i < all.n; i++)
             text_space(&all.record[i]);
     } else {
@@ -288,8 +291,10 @@ static bool text_listing(struct cst_ctl *ctl, const struct cst_ctl_spaces *all) 
         (void)snprintf(heading, sizeof(heading), "%sspace %s/%s/%s", i ? "\n" : "", id,
                        class_name(all->record[i].quality_class), kind_name(all->record[i].kind));
         cst_text_heading(ctl->color, heading);
-        cst_text_heading(ctl->color, "key               parent             depth  tokens  tier    "
-                                     "preset         packed  leases    error");
+        (void)snprintf(heading, sizeof(heading), "%-*s  %-*s  %6s  %6s  %-6s  %-9s  %10s  %6s  %7s",
+                       SHORT, "key", SHORT, "parent", "depth", "tokens", "tier", "preset", "packed",
+                       "leases", "error");
+        cst_text_heading(ctl->color, heading);
         ok = cst_ctl_each_block(ctl, cst_load32(&all->record[i].space), text_block, NULL);
     }
     if (!all->n)
