@@ -76,6 +76,316 @@ static void exact_presets_give_every_byte_back(void **state) {
     }
 }
 
+static void lossy_presets_keep_sinks_and_bound(void **state) {
+    const struct row *row = *state;
+    cst_auto(case_freep) struct case_block *c = case_new(&row->shape);
+    struct cst_encode_params p = { CST_PRESET_INT8, row->tokens, 1, 0.05f };
+    struct cst_frame_info info;
+    size_t exact;
+
+    case_fill_model(c, 7, row->tokens);
+    p.preset = CST_PRESET_LOSSLESS;
+    assert_int_equal(case_encode(c, &p, &info), 0);
+    exact = c->frame_len;
+    p.preset = CST_PRESET_INT8;
+    assert_int_equal(case_encode(c, &p, &info), 0);
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    check_info(c, &p, &info, c->out);
+    assert_true(info.error >= 0 && info.error <= 0.02f);
+    if (row->shape.order == CASE_OPAQUE || row->shape.order == CASE_PAIRS) {
+        assert_memory_equal(c->out, c->block, c->desc.block_bytes); /* nothing that int8 can do */
+        assert_int_equal(c->frame_len, exact);
+        return;
+    }
+    if (row->tokens == row->shape.block_tokens && row->shape.dims > 1)
+        assert_true(c->frame_len < exact);
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        for (uint32_t t = 0; t < row->shape.block_tokens; t++) {
+            for (uint32_t d = 0; d < row->shape.dims; d++) {
+                float x = case_value(c, c->block, i, t, 0, d);
+                float y = case_value(c, c->out, i, t, 0, d);
+
+                if (t < 3 || t >= row->tokens) /* positions 1, 2, 3; missing */
+                    assert_true(x == y);
+                else
+                    assert_true(fabsf(x - y) < 0.1f);
+            }
+        }
+    }
+    if (info.error == 0)
+        return; /* only sinks */
+    p.bound = info.error / 2;
+    assert_int_equal(case_encode(c, &p, &info), CST_CODEC_E_BOUND);
+    p.bound = 0;
+    assert_int_equal(case_encode(c, &p, &info), CST_CODEC_E_BOUND);
+    p.first_position = 4; /* no sinks: more coded, still within the bound */
+    p.bound = 0.05f;
+    exact = c->frame_len;
+    assert_int_equal(case_encode(c, &p, &info), 0);
+    assert_true(c->frame_len < exact);
+}
+
+static void layer_ranges_decode_alone(void **state) {
+    const struct row *row = *state;
+    cst_auto(case_freep) struct case_block *c = case_new(&row->shape);
+    uint32_t layers = row->shape.n_layers;
+
+    for (uint32_t preset = 0; preset < CST_PRESETS; preset++) {
+        struct cst_encode_params p = { preset, row->tokens, 0, 1 };
+        uint8_t *whole = test_malloc(c->desc.block_bytes);
+
+        case_fill_model(c, preset, row->tokens);
+        assert_int_equal(case_encode(c, &p, NULL), 0);
+        assert_int_equal(case_decode(c, 0, layers), 0);
+        memcpy(whole, c->out, c->desc.block_bytes);
+        for (uint32_t first = 0; first <= layers; first++) {
+            for (uint32_t n = 0; n <= layers + 1; n++) {
+                if (first == 0 && n >= layers)
+                    continue;
+                assert_int_equal(case_decode(c, first, n), 0);
+                for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+                    const struct cst_segment *seg = &c->desc.segments[i];
+
+                    if (seg->layer >= first && seg->layer - first < n) {
+                        assert_memory_equal(c->out + seg->offset, whole + seg->offset, seg->length);
+                        memset(c->out + seg->offset, 0xa5, seg->length);
+                    }
+                }
+                for (uint64_t i = 0; i < c->desc.block_bytes; i++)
+                    assert_int_equal(c->out[i], 0xa5); /* the rest is untouched */
+            }
+        }
+        test_free(whole);
+    }
+}
+
+static void other_bytes_than_the_frame_do_not_decode(void **state) {
+    static const struct case_shape shapes[] = {
+        { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 16, 0 },
+        { CASE_PADDED, CST_DTYPE_F16, 16, 1, 1, 20, 3 },
+        { CASE_OPAQUE, CST_DTYPE_OPAQUE, 16, 1, 2, 40, 0 },
+    };
+
+    for (size_t k = 0; k < CST_COUNT(shapes) * CST_PRESETS; k++) {
+        cst_auto(case_freep) struct case_block *c = case_new(&shapes[k / CST_PRESETS]);
+        struct cst_encode_params p = { k % CST_PRESETS, 16, 0, 1 };
+        uint8_t *whole;
+        size_t len;
+
+        case_fill_model(c, k, 16);
+        assert_int_equal(case_encode(c, &p, NULL), 0);
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+        whole = test_malloc(c->desc.block_bytes);
+        memcpy(whole, c->out, c->desc.block_bytes);
+        len = c->frame_len;
+        for (c->frame_len = 0; c->frame_len < len; c->frame_len++)
+            assert_int_equal(case_decode(c, 0, UINT32_MAX), CST_CODEC_E_CORRUPT);
+        for (size_t bit = 0; bit < len * 8; bit++) {
+            c->frame[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            if (case_decode(c, 0, UINT32_MAX) == 0) /* nothing but the right block */
+                assert_memory_equal(c->out, whole, c->desc.block_bytes);
+            if (c->desc.n_layers > 1) {
+                int first = case_decode(c, 0, 1), second = case_decode(c, 1, 1);
+
+                assert_true(first || second);
+            }
+            c->frame[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+        test_free(whole);
+    }
+}
+
+static const struct case_shape small = { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 16, 2 };
+
+static void foreign_layouts_do_not_decode(void **state) {
+    cst_auto(case_freep) struct case_block *c = case_new(&small);
+    struct cst_descriptor kept = c->desc;
+    struct cst_segment *seg = &c->desc.segments[1];
+    struct cst_segment kept_seg = *seg;
+    struct cst_layer kept_layer = c->desc.layers[0];
+
+    case_fill_model(c, 1, 16);
+    assert_int_equal(case_encode(c, &(struct cst_encode_params){ CST_PRESET_INT8, 16, 0, 1 }, NULL),
+                     0);
+#define FOREIGN(change)                                                                            \
+    do {                                                                                           \
+        change;                                                                                    \
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), CST_CODEC_E_MISMATCH);                     \
+        c->desc = kept;                                                                            \
+        *seg = kept_seg;                                                                           \
+        c->desc.layers[0] = kept_layer;                                                            \
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);                                        \
+    } while (0)
+    FOREIGN(c->desc.block_tokens = 32);
+    FOREIGN(c->desc.block_bytes--);
+    FOREIGN(c->desc.n_segments--);
+    FOREIGN(seg->layer = 1);
+    FOREIGN(seg->tensor = CST_TENSOR_K);
+    FOREIGN(seg->dtype = CST_DTYPE_F16);
+    FOREIGN(seg->offset++);
+    FOREIGN(seg->length--);
+    FOREIGN(seg->token_stride += 2);
+    FOREIGN(seg->head_stride += 2);
+    FOREIGN(seg->dim_stride = 4);
+    FOREIGN(c->desc.layers[0].kv_heads = 2);
+    FOREIGN(c->desc.layers[0].head_dim_v = 8);
+    /* layouts that break the rules of base/layout.h */
+    FOREIGN(seg->offset = c->desc.segments[0].offset);
+    FOREIGN(seg->length = UINT64_MAX);
+    FOREIGN(seg->layer = 2);
+#undef FOREIGN
+}
+
+static void wrong_calls_are_refused(void **state) {
+    cst_auto(case_freep) struct case_block *c = case_new(&small);
+    struct cst_encode_params p = { CST_PRESET_LOSSLESS, 16, 0, 0 };
+    uint32_t block_tokens = c->desc.block_tokens;
+    uint64_t length = c->desc.segments[0].length;
+
+    p.preset = CST_PRESETS;
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+    p = (struct cst_encode_params){ CST_PRESET_LOSSLESS, 0, 0, 0 };
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+    p.tokens = 17;
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+    p.tokens = 16;
+    c->desc.block_tokens = 8; /* below the least */
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+    c->desc.block_tokens = block_tokens;
+    c->desc.segments[0].length += 3; /* into the next segment */
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+    c->desc.segments[0].length = length;
+    c->cap--;
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_SMALL);
+    c->cap++;
+    c->work_len--;
+    assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_SMALL);
+    c->work_len++;
+    assert_int_equal(case_encode(c, &p, NULL), 0);
+    assert_int_equal(cst_frame_decode(c->out, c->desc.block_bytes - 1, c->frame, c->frame_len,
+                                      &c->desc, 0, UINT32_MAX, c->work, c->work_len),
+                     CST_CODEC_E_SMALL);
+    assert_int_equal(cst_frame_decode(c->out, c->desc.block_bytes, c->frame, c->frame_len, &c->desc,
+                                      0, UINT32_MAX, c->work, c->work_len - 1),
+                     CST_CODEC_E_SMALL);
+}
+
+/* Fields of header and table changed with the checksums made right again. */
+static int decode_changed(struct case_block *c, size_t at, uint8_t value) {
+    struct cst_frame_header *h = (void *)c->frame;
+    size_t table = 2 * c->desc.n_layers + 1; /* and gaps */
+    uint8_t was = c->frame[at];
+    int r;
+
+    for (int i = 0; i < 2; i++) {
+        c->frame[at] = i == 0 ? value : was;
+        cst_store32(&h->table_crc, cst_crc32c(0, h + 1, table * sizeof(struct cst_stream_entry)));
+        cst_store32(&h->header_crc,
+                    cst_crc32c(0, h, offsetof(struct cst_frame_header, header_crc)));
+        if (i == 0)
+            r = case_decode(c, 0, UINT32_MAX);
+    }
+    return r;
+}
+
+static void forged_fields_are_refused(void **state) {
+    cst_auto(case_freep) struct case_block *c = case_new(&small);
+    const size_t entry = sizeof(struct cst_frame_header);
+
+    case_fill_model(c, 1, 16);
+    c->block[0] = 1; /* a gap with something in it */
+    assert_int_equal(case_encode(c, &(struct cst_encode_params){ CST_PRESET_INT8, 16, 0, 1 }, NULL),
+                     0);
+    assert_int_equal(decode_changed(c, 0, 'C'), 0); /* as it was */
+    assert_int_equal(decode_changed(c, 0, 'c'), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, 4, 2), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, 6, CST_PRESETS), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, 7, 1), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, 8, 0), CST_CODEC_E_CORRUPT);   /* no tokens */
+    assert_int_equal(decode_changed(c, 8, 17), CST_CODEC_E_CORRUPT);  /* too many */
+    assert_int_equal(decode_changed(c, 8, 15), CST_CODEC_E_CORRUPT);  /* not so many */
+    assert_int_equal(decode_changed(c, 12, 2), CST_CODEC_E_CORRUPT);  /* not so many sinks */
+    assert_int_equal(decode_changed(c, 16, 0), CST_CODEC_E_MISMATCH); /* block bytes */
+    assert_int_equal(decode_changed(c, 31, 1), CST_CODEC_E_CORRUPT);  /* longer than it is */
+    assert_int_equal(decode_changed(c, 36, c->frame[36] ^ 1), CST_CODEC_E_CORRUPT); /* block crc */
+    assert_int_equal(decode_changed(c, 40, c->frame[40] ^ 1), CST_CODEC_E_MISMATCH);
+    assert_int_equal(decode_changed(c, 44, 4), CST_CODEC_E_CORRUPT); /* streams */
+    assert_int_equal(decode_changed(c, 52, 1), CST_CODEC_E_VERSION); /* reserved */
+    assert_int_equal(decode_changed(c, entry, CST_STAGES), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_RAW), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_ZERO), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_ZSTD), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_PLANES), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry + 1, 2), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, entry + 2, 1), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, entry + 4, 0), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry + 7, 255), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry + 4 * 16, CST_STAGE_INT8), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry + 4 * 16, CST_STAGE_PLANES), CST_CODEC_E_CORRUPT);
+}
+
+static void encoding_is_deterministic(void **state) {
+    cst_auto(case_freep) struct case_block *a = case_new(&rows[0].shape);
+    cst_auto(case_freep) struct case_block *b = case_new(&rows[0].shape);
+
+    for (uint32_t preset = 0; preset < CST_PRESETS; preset++) {
+        struct cst_encode_params p = { preset, 64, 0, 1 };
+
+        case_fill_model(a, 1, 64);
+        case_fill_model(b, 1, 64);
+        memset(b->work, 0xff, b->work_len); /* nothing depends on what lay there */
+        memset(b->frame, 0xff, b->cap);
+        assert_int_equal(case_encode(a, &p, NULL), 0);
+        assert_int_equal(case_encode(b, &p, NULL), 0);
+        assert_int_equal(a->frame_len, b->frame_len);
+        assert_memory_equal(a->frame, b->frame, a->frame_len);
+    }
+}
+
+static void frames_stay_under_raw_plus_header(void **state) {
+    cst_auto(case_freep) struct case_block *c = case_new(&rows[0].shape);
+    size_t raw;
+
+    case_fill_random(c, 3);
+    assert_int_equal(case_encode(c, &(struct cst_encode_params){ CST_PRESET_RAW, 64, 0, 0 }, NULL),
+                     0);
+    raw = c->frame_len;
+    assert_true(raw <= c->desc.block_bytes + 64 + 32 * c->desc.n_segments);
+    for (uint32_t preset = CST_PRESET_LOSSLESS; preset < CST_PRESETS; preset++) {
+        struct cst_encode_params p = { preset, 64, 0, 1 };
+
+        assert_int_equal(case_encode(c, &p, NULL), 0);
+        assert_true(c->frame_len <= raw);
+    }
+}
+
+static void names_of_presets(void **state) {
+    static const char *const names[] = { "raw", "lossless", "int8" };
+
+    assert_int_equal(CST_COUNT(names), CST_PRESETS);
+    for (int i = 0; i < CST_PRESETS; i++) {
+        assert_string_equal(cst_preset_name((uint32_t)i), names[i]);
+        assert_int_equal(cst_preset_from_name(names[i]), i);
+    }
+    assert_null(cst_preset_name(CST_PRESETS));
+    assert_int_equal(cst_preset_from_name("RAW"), -1);
+    assert_int_equal(cst_preset_from_name(""), -1);
+}
+
 int main(void) {
-    return cst_run_rows(rows, exact_presets_give_every_byte_back);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(other_bytes_than_the_frame_do_not_decode),
+        cmocka_unit_test(foreign_layouts_do_not_decode),
+        cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(forged_fields_are_refused),
+        cmocka_unit_test(encoding_is_deterministic),
+        cmocka_unit_test(frames_stay_under_raw_plus_header),
+        cmocka_unit_test(names_of_presets),
+    };
+
+    return cst_run_rows(rows, exact_presets_give_every_byte_back) +
+           cst_run_rows(rows, lossy_presets_keep_sinks_and_bound) +
+           cst_run_rows(rows, layer_ranges_decode_alone) +
+           cmocka_run_group_tests(tests, NULL, NULL);
 }
