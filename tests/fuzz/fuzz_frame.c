@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames. The first byte of an input says what happens to the rest, for one of three layouts:
+ *   decode  the bytes as a frame, as they are;
+ *   sealed  the bytes as a frame whose checksums and identity are made right first, so that what
+ *           lies behind them is reached; layer by layer, since the block's own checksum is not;
+ *   block   the bytes as a block's content, encoded with each preset and decoded again;
+ *   stream  the bytes as one PLANES stream, of one of the layout's segments, decoded by each
+ *           set of inner loops, which must agree.
+ * Buffers have exactly the promised sizes, so that the address sanitizer sees one byte too many.
+ */
+#include "codec/codec.h"
+#include "codec/format.h"
+#include "codec/stage.h"
+
+#include "base/crc32c.h"
+#include "base/macros.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static struct cst_layer layers[] = {
+    { .kv_heads = 2, .head_dim_k = 40, .head_dim_v = 40 },
+    { .kv_heads = 1, .head_dim_k = 16, .head_dim_v = 24 },
+};
+
+/* K rows and V transposed in bf16, then fp16 with gaps, then fp32 and opaque bytes */
+static struct cst_segment plain[] = {
+    { .layer = 0,
+      .tensor = CST_TENSOR_K,
+      .dtype = CST_DTYPE_BF16,
+      .offset = 0,
+      .length = 2560,
+      .token_stride = 160,
+      .head_stride = 80,
+      .dim_stride = 2 },
+    { .layer = 0,
+      .tensor = CST_TENSOR_V,
+      .dtype = CST_DTYPE_BF16,
+      .offset = 2560,
+      .length = 2560,
+      .token_stride = 2,
+      .head_stride = 1280,
+      .dim_stride = 32 },
+};
+static struct cst_segment gaps[] = {
+    { .layer = 0,
+      .tensor = CST_TENSOR_K,
+      .dtype = CST_DTYPE_F16,
+      .offset = 5,
+      .length = 2656,
+      .token_stride = 166,
+      .head_stride = 80,
+      .dim_stride = 2 },
+    { .layer = 1,
+      .tensor = CST_TENSOR_V,
+      .dtype = CST_DTYPE_F16,
+      .offset = 2700,
+      .length = 768,
+      .token_stride = 48,
+      .head_stride = 48,
+      .dim_stride = 2 },
+};
+static struct cst_segment bytes[] = {
+    { .layer = 0, .tensor = CST_TENSOR_OPAQUE, .offset = 0, .length = 1600, .token_stride = 100 },
+    { .layer = 1,
+      .tensor = CST_TENSOR_K,
+      .dtype = CST_DTYPE_F32,
+      .offset = 1600,
+      .length = 1024,
+      .token_stride = 64,
+      .head_stride = 64,
+      .dim_stride = 4 },
+};
+static const struct cst_descriptor layouts[] = {
+    { .block_tokens = 16,
+      .block_bytes = 5120,
+      .n_layers = 1,
+      .n_segments = 2,
+      .layers = layers,
+      .segments = plain },
+    { .block_tokens = 16,
+      .block_bytes = 3500,
+      .n_layers = 2,
+      .n_segments = 2,
+      .layers = layers,
+      .segments = gaps },
+    { .block_tokens = 16,
+      .block_bytes = 2624,
+      .n_layers = 2,
+      .n_segments = 2,
+      .layers = layers,
+      .segments = bytes },
+};
+
+enum mode { MODE_DECODE, MODE_SEALED, MODE_BLOCK, MODE_STREAM, MODES };
+
+static void check(int ok) {
+    if (!ok)
+        abort();
+}
+
+static void *room(size_t n) {
+    void *p = aligned_alloc(64, cst_align_up(n ? n : 1, 64));
+
+    check(p != NULL);
+    return p;
+}
+
+struct buffers {
+    uint8_t *block, *out, *frame, *work;
+    size_t bound, work_len;
+};
+
+static void buffers_init(struct buffers *b, const struct cst_descriptor *desc) {
+    b->bound = cst_frame_bound(desc);
+    b->work_len = cst_codec_work_size(desc);
+    b->block = malloc(desc->block_bytes);
+    b->out = malloc(desc->block_bytes);
+    b->frame = malloc(b->bound);
+    b->work = room(b->work_len);
+    check(b->block && b->out && b->frame);
+}
+
+static void buffers_deinit(struct buffers *b) {
+    free(b->block);
+    free(b->out);
+    free(b->frame);
+    free(b->work);
+}
+
+static int decode(struct buffers *b, const struct cst_descriptor *desc, const uint8_t *frame,
+                  size_t len, uint32_t first, uint32_t n) {
+    return cst_frame_decode(b->out, desc->block_bytes, frame, len, desc, first, n, b->work,
+                            b->work_len);
+}
+
+/* What a frame of this layout has in front of its streams, from one that was just made. */
+static size_t seal(uint8_t *frame, size_t size, const struct buffers *b) {
+    struct cst_frame_header *h = (void *)frame;
+    const struct cst_frame_header *own = (const void *)b->frame;
+    uint32_t n = cst_load32(&own->n_streams);
+    struct cst_stream_entry *table = (void *)(h + 1);
+    uint64_t at = sizeof(*h) + n * sizeof(*table);
+
+    if (size < at)
+        return size;
+    memcpy(h->magic, own->magic, sizeof(h->magic));
+    h->version = own->version;
+    h->block_bytes = own->block_bytes;
+    h->layout_crc = own->layout_crc;
+    h->n_streams = own->n_streams;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t start = cst_align_up(at, CST_STREAM_ALIGN);
+
+        if (start > size)
+            return size;
+        memset(frame + at, 0, start - at);
+        if (i == n - 1 || cst_load32(&table[i].length) > size - start)
+            cst_store32(&table[i].length, (uint32_t)(size - start));
+        cst_store32(&table[i].crc, cst_crc32c(0, frame + start, cst_load32(&table[i].length)));
+        at = start + cst_load32(&table[i].length);
+    }
+    cst_store64(&h->frame_bytes, at);
+    cst_store32(&h->table_crc, cst_crc32c(0, table, n * sizeof(*table)));
+    cst_store32(&h->header_crc, cst_crc32c(0, h, offsetof(struct cst_frame_header, header_crc)));
+    return at;
+}
+
+static void run_sealed(struct buffers *b, const struct cst_descriptor *desc, const uint8_t *data,
+                       size_t size) {
+    struct cst_encode_params p = { CST_PRESET_RAW, 1, 0, 0 };
+    uint8_t *frame = malloc(size ? size : 1);
+    size_t len;
+
+    check(frame != NULL);
+    memset(b->block, 0, desc->block_bytes);
+    check(cst_frame_encode(b->frame, b->bound, b->block, desc, &p, b->work, b->work_len, &len,
+                           NULL) == 0);
+    memcpy(frame, data, size);
+    len = seal(frame, size, b);
+    (void)decode(b, desc, frame, len, 0, UINT32_MAX);
+    for (uint32_t l = 0; l < desc->n_layers; l++)
+        (void)decode(b, desc, frame, len, l, desc->n_layers == 1 ? 0 : 1);
+    free(frame);
+}
+
+static void run_block(struct buffers *b, const struct cst_descriptor *desc, const uint8_t *data,
+                      size_t size) {
+    struct cst_encode_params p = { .tokens = 16, .bound = 1e30f };
+
+    if (size > 0)
+        p.tokens = 1 + data[0] % 16;
+    if (size > 1)
+        p.first_position = data[1] % 6;
+    memset(b->block, 0, desc->block_bytes);
+    memcpy(b->block, data, CST_MIN(size, desc->block_bytes));
+    for (p.preset = 0; p.preset < CST_PRESETS; p.preset++) {
+        struct cst_frame_info info;
+        size_t len;
+
+        check(cst_frame_encode(b->frame, b->bound, b->block, desc, &p, b->work, b->work_len, &len,
+                               &info) == 0);
+        check(len <= b->bound && info.frame_bytes == len);
+        memset(b->out, 0xa5, desc->block_bytes);
+        check(decode(b, desc, b->frame, len, 0, UINT32_MAX) == 0);
+        check(cst_crc32c(0, b->out, desc->block_bytes) == info.block_crc);
+        if (p.preset <= CST_PRESET_LOSSLESS)
+            check(memcmp(b->out, b->block, desc->block_bytes) == 0);
+        check(decode(b, desc, b->frame, len - 1, 0, UINT32_MAX) == CST_CODEC_E_CORRUPT);
+    }
+}
+
+static void run_stream(const struct cst_descriptor *desc, const struct cst_segment *seg,
+                       const uint8_t *data, size_t size) {
+    const struct cst_codec_ops *sets[] = { cst_codec_ops_portable(), cst_codec_ops_avx2() };
+    struct cst_view view;
+    struct cst_stage_segment s = { .length = seg->length, .dtype = seg->dtype, .tokens = 16 };
+    struct cst_codec_work w = { .huff = room(sizeof(*w.huff)),
+                                .a = room(seg->length),
+                                .b = room(seg->length) };
+    uint8_t *out[2] = { calloc(1, seg->length), calloc(1, seg->length) };
+    bool ok[2] = { false, false };
+
+    check(out[0] && out[1]);
+    s.view = cst_view_init(&view, desc, seg) ? &view : NULL;
+    for (size_t k = 0; k < CST_COUNT(sets) && sets[k]; k++) {
+        w.ops = sets[k];
+        ok[k] = cst_planes_decode(out[k], &s, data, size, &w);
+    }
+    if (sets[1]) {
+        check(ok[0] == ok[1]);
+        check(!ok[0] || memcmp(out[0], out[1], seg->length) == 0);
+    }
+    free(out[0]);
+    free(out[1]);
+    free(w.huff);
+    free(w.a);
+    free(w.b);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    const struct cst_descriptor *desc;
+    struct cst_frame_info info;
+    struct buffers b;
+
+    if (size == 0)
+        return 0;
+    desc = &layouts[data[0] / MODES % CST_COUNT(layouts)];
+    buffers_init(&b, desc);
+    switch (data[0] % MODES) {
+    case MODE_DECODE:
+        (void)cst_frame_inspect(data + 1, size - 1, &info);
+        (void)decode(&b, desc, data + 1, size - 1, 0, UINT32_MAX);
+        break;
+    case MODE_SEALED:
+        run_sealed(&b, desc, data + 1, size - 1);
+        break;
+    case MODE_BLOCK:
+        run_block(&b, desc, data + 1, size - 1);
+        break;
+    default:
+        run_stream(desc, &desc->segments[data[0] / MODES / CST_COUNT(layouts) % 2], data + 1,
+                   size - 1);
+    }
+    buffers_deinit(&b);
+    return 0;
+}
