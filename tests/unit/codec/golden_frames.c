@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Golden frames, good and bad. Without arguments: each committed frame still decodes to what it
+ * was made from, encoding still gives its bytes, and each bad one is still refused for its reason.
+ * With --write DIR: makes them anew, with manifest.json for readers in other languages; only for a
+ * new version of the format.
+ */
+#include "tests/lib/check.h"
+#include "tests/unit/codec/codec_case.h"
+
+#include "codec/format.h"
+
+#include "base/crc32c.h"
+#include "base/sha256.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum content { MODEL, RANDOM, ZERO };
+
+struct good {
+    const char *name;
+    struct case_shape shape;
+    struct cst_encode_params params;
+    enum content content;
+};
+
+#define BF16_ROWS                                                                                  \
+    { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 2, 40, 0 }
+
+static const struct good goods[] = {
+    { "raw", { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 8, 3 }, { CST_PRESET_RAW, 16, 64, 0 }, MODEL },
+    { "lossless-bf16", BF16_ROWS, { CST_PRESET_LOSSLESS, 16, 64, 0 }, MODEL },
+    { "lossless-f16-transposed",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 2, 40, 0 },
+      { CST_PRESET_LOSSLESS, 32, 64, 0 },
+      MODEL },
+    { "lossless-tail",
+      { CASE_HEADS, CST_DTYPE_BF16, 64, 1, 2, 40, 2 },
+      { CST_PRESET_LOSSLESS, 11, 128, 0 },
+      MODEL },
+    { "lossless-random",
+      { CASE_ROWS, CST_DTYPE_F16, 16, 1, 1, 12, 1 },
+      { CST_PRESET_LOSSLESS, 16, 0, 0 },
+      RANDOM },
+    { "lossless-zero", BF16_ROWS, { CST_PRESET_LOSSLESS, 1, 0, 0 }, ZERO },
+    { "lossless-opaque",
+      { CASE_OPAQUE, CST_DTYPE_OPAQUE, 16, 1, 2, 50, 0 },
+      { CST_PRESET_LOSSLESS, 16, 0, 0 },
+      MODEL },
+    { "int8-bf16-sinks", BF16_ROWS, { CST_PRESET_INT8, 16, 0, 0.05f }, MODEL },
+    { "int8-f16-tail",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 2, 40, 0 },
+      { CST_PRESET_INT8, 21, 2, 0.05f },
+      MODEL },
+    { "int8-f32-padded",
+      { CASE_PADDED, CST_DTYPE_F32, 16, 1, 2, 36, 5 },
+      { CST_PRESET_INT8, 16, 400, 0.05f },
+      MODEL },
+};
+
+/* A bad frame is lossless-bf16 with bytes set from `at` on, cut or grown, and checksums made right
+ * again where the damage is meant to lie behind them. */
+struct bad {
+    const char *name;
+    int result;
+    size_t at;
+    uint8_t value;
+    int grow;
+    bool seal;
+};
+
+enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
+
+static const struct bad bads[] = {
+    { "bad-magic", CST_CODEC_E_CORRUPT, 0, 'X', 0, true },
+    { "bad-version", CST_CODEC_E_VERSION, 4, 2, 0, true },
+    { "bad-preset", CST_CODEC_E_VERSION, 6, 200, 0, true },
+    { "bad-flags", CST_CODEC_E_VERSION, 7, 128, 0, true },
+    { "bad-header-sum", CST_CODEC_E_CORRUPT, 12, 63, 0, false },
+    { "bad-tokens", CST_CODEC_E_CORRUPT, 8, 17, 0, true },
+    { "bad-block-sum", CST_CODEC_E_CORRUPT, 36, 0, 0, true },
+    { "bad-layout", CST_CODEC_E_MISMATCH, 40, 0, 0, true },
+    { "bad-table-sum", CST_CODEC_E_CORRUPT, HEAD + 12, 1, 0, false },
+    { "bad-stage", CST_CODEC_E_VERSION, HEAD, 99, 0, true },
+    { "bad-stage-version", CST_CODEC_E_VERSION, HEAD + 1, 2, 0, true },
+    { "bad-length", CST_CODEC_E_CORRUPT, HEAD + 7, 255, 0, true },
+    { "bad-coding", CST_CODEC_E_CORRUPT, STREAMS + 1, 3, 0, true },
+    { "bad-plane-length", CST_CODEC_E_CORRUPT, STREAMS + 7, 1, 0, true },
+    { "bad-code-lengths", CST_CODEC_E_CORRUPT, STREAMS + 8, 0xff, 0, true },
+    { "bad-symbols", CST_CODEC_E_CORRUPT, STREAMS + 300, 0xff, 0, true },
+    { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
+    { "bad-cut-in-header", CST_CODEC_E_CORRUPT, 0, 'C', -100000, false },
+};
+
+static const char *const results[] = { "ok", "small", "corrupt", "version", "mismatch" };
+
+static struct case_block *make(const struct good *g) {
+    struct case_block *c = case_new(&g->shape);
+
+    if (g->content == MODEL)
+        case_fill_model(c, g->shape.dims, g->params.tokens);
+    else if (g->content == RANDOM)
+        case_fill_random(c, g->shape.dims);
+    assert_int_equal(case_encode(c, &g->params, NULL), 0);
+    return c;
+}
+
+static void spoil(struct case_block *c, const struct bad *b) {
+    struct cst_frame_header *h = (void *)c->frame;
+    size_t table = cst_load32(&h->n_streams) * sizeof(struct cst_stream_entry);
+
+    c->frame[b->at] = b->value;
+    if (b->seal) {
+        cst_store32(&h->table_crc, cst_crc32c(0, h + 1, table));
+        cst_store32(&h->header_crc,
+                    cst_crc32c(0, h, offsetof(struct cst_frame_header, header_crc)));
+    }
+    c->frame_len = b->grow < -1 ? HEAD - 1 : c->frame_len + (size_t)b->grow;
+}
+
+/* ---- checking ---------------------------------------------------------------------------------
+ */
+
+static size_t load(uint8_t *bytes, size_t cap, const char *name) {
+    char path[PATH_MAX];
+    size_t n;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/tests/golden/frames/%s.frame", getenv("CST_SOURCE_ROOT"),
+                   name);
+    f = fopen(path, "rbe");
+    assert_non_null(f);
+    n = fread(bytes, 1, cap, f);
+    (void)fclose(f);
+    return n;
+}
+
+static bool has_zstd(const struct case_block *c) {
+    const struct cst_frame_header *h = (const void *)c->frame;
+    const struct cst_stream_entry *table = (const void *)(h + 1);
+
+    for (uint32_t i = 0; i < cst_load32(&h->n_streams); i++) {
+        if (table[i].stage == CST_STAGE_ZSTD)
+            return true;
+    }
+    return false;
+}
+
+static void check_good(void **state) {
+    const struct good *g = *state;
+    cst_auto(case_freep) struct case_block *c = make(g);
+    uint8_t *bytes = test_malloc(c->cap), *decoded = test_malloc(c->desc.block_bytes);
+    size_t n = load(bytes, c->cap, g->name);
+
+    if (!has_zstd(c)) { /* whose bytes are those of its version */
+        assert_int_equal(n, c->frame_len);
+        assert_memory_equal(bytes, c->frame, n);
+    }
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    memcpy(decoded, c->out, c->desc.block_bytes);
+    memcpy(c->frame, bytes, n);
+    c->frame_len = n;
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    assert_memory_equal(c->out, decoded, c->desc.block_bytes);
+    if (g->params.preset != CST_PRESET_INT8)
+        assert_memory_equal(c->out, c->block, c->desc.block_bytes);
+    test_free(bytes);
+    test_free(decoded);
+}
+
+static void check_bad(void **state) {
+    const struct bad *b = *state;
+    cst_auto(case_freep) struct case_block *c = make(&goods[1]);
+
+    c->frame_len = load(c->frame, c->cap, b->name);
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), b->result);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+static void save(const char *dir, const char *name, const uint8_t *bytes, size_t n) {
+    char path[PATH_MAX];
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/%s.frame", dir, name);
+    f = fopen(path, "wbe");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f))
+        exit(1);
+}
+
+static void describe(FILE *f, const struct case_block *c) {
+    const struct cst_descriptor *d = &c->desc;
+
+    fprintf(f, "  \"block_tokens\": %u, \"block_bytes\": %llu,\n  \"layers\": [", d->block_tokens,
+            (unsigned long long)d->block_bytes);
+    for (uint32_t i = 0; i < d->n_layers; i++)
+        fprintf(f, "%s{\"kv_heads\": %u, \"head_dim_k\": %u, \"head_dim_v\": %u}", i ? ", " : "",
+                d->layers[i].kv_heads, d->layers[i].head_dim_k, d->layers[i].head_dim_v);
+    fprintf(f, "],\n  \"segments\": [");
+    for (uint32_t i = 0; i < d->n_segments; i++) {
+        const struct cst_segment *s = &d->segments[i];
+
+        fprintf(f,
+                "%s\n   {\"layer\": %u, \"tensor\": %u, \"dtype\": %u, \"offset\": %llu, "
+                "\"length\": %llu, \"token_stride\": %llu, \"head_stride\": %llu, "
+                "\"dim_stride\": %llu}",
+                i ? "," : "", s->layer, s->tensor, s->dtype, (unsigned long long)s->offset,
+                (unsigned long long)s->length, (unsigned long long)s->token_stride,
+                (unsigned long long)s->head_stride, (unsigned long long)s->dim_stride);
+    }
+    fprintf(f, "]");
+}
+
+static void entry(FILE *f, const struct case_block *c, const char *name, int result) {
+    fprintf(f, "%s\n {\"file\": \"%s.frame\", \"result\": \"%s\",\n", ftell(f) > 1 ? "," : "", name,
+            results[result]);
+    if (result == 0) {
+        uint8_t sum[CST_SHA256_SIZE];
+
+        cst_sha256(c->out, c->desc.block_bytes, sum);
+        fprintf(f, "  \"decoded_sha256\": \"");
+        for (size_t i = 0; i < sizeof(sum); i++)
+            fprintf(f, "%02x", sum[i]);
+        fprintf(f, "\",\n");
+    }
+    describe(f, c);
+    fprintf(f, "}");
+}
+
+static int write_all(const char *dir) {
+    char path[PATH_MAX];
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/manifest.json", dir);
+    f = fopen(path, "we");
+    if (!f)
+        return 1;
+    fprintf(f, "[");
+    for (size_t i = 0; i < CST_COUNT(goods); i++) {
+        struct case_block *c = make(&goods[i]);
+
+        if (case_decode(c, 0, UINT32_MAX))
+            return 1;
+        save(dir, goods[i].name, c->frame, c->frame_len);
+        entry(f, c, goods[i].name, 0);
+        case_free(c);
+    }
+    for (size_t i = 0; i < CST_COUNT(bads); i++) {
+        struct case_block *c = make(&goods[1]);
+
+        spoil(c, &bads[i]);
+        save(dir, bads[i].name, c->frame, c->frame_len);
+        entry(f, c, bads[i].name, bads[i].result);
+        case_free(c);
+    }
+    fprintf(f, "\n]\n");
+    return fclose(f) ? 1 : 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "--write"))
+        return write_all(argv[2]);
+    return cst_run_rows(goods, check_good) + cst_run_rows(bads, check_bad);
+}
