@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stats, Status, Purge: numbers, and what administrators do. */
+#include "daemon/call.h"
+
+#include "daemon/share.h"
+
+#include <string.h>
+#include <unistd.h>
+
+void cst_req_stats(struct cst_call *call, const ProtobufCMessage *message) {
+    const Cistern__V1__Stats *stats = (const void *)message;
+    Cistern__V1__StatsReply reply = CISTERN__V1__STATS_REPLY__INIT;
+    struct cst_space_stats now;
+
+    if (stats->space) {
+        struct cst_handle *handle = cst_call_handle(call, stats->space, CST_NEED_VIEW);
+
+        if (!handle)
+            return;
+        cst_space_stats(handle->space, &now);
+    } else {
+        cst_namespace_stats(call->session->tenant->ns, &now);
+    }
+#define COPY(field) reply.field = now.field
+    COPY(blocks);
+    COPY(tail_blocks);
+    COPY(hot_bytes);
+    COPY(packed_bytes);
+    COPY(packed_decoded_bytes);
+    COPY(index_bytes);
+    COPY(hot_slab_bytes);
+    COPY(packed_slab_bytes);
+    COPY(held_bytes);
+    COPY(lookups);
+    COPY(lookup_keys);
+    COPY(hit_keys);
+    COPY(acquires);
+    COPY(served_blocks);
+    COPY(served_bytes);
+    COPY(served_tokens);
+    COPY(stored_blocks);
+    COPY(stored_bytes);
+    COPY(evicted_blocks);
+    COPY(detached_blocks);
+    COPY(corrupt_blocks);
+    COPY(expired_blocks);
+    COPY(decodes);
+    COPY(encodes);
+    COPY(merged_fetches);
+    COPY(busy);
+    COPY(leases);
+    COPY(reserved);
+    COPY(pinned_blocks);
+#undef COPY
+    cst_reply(call, &reply.base);
+}
+
+static bool is_admin(struct cst_call *call) {
+    if (call->session->admin)
+        return true;
+    cst_fail(call, CST_STATUS_DENIED, "only administrators may ask this");
+    return false;
+}
+
+static void count_session(const struct cst_server *server, Cistern__V1__StatusReply *reply) {
+    const struct cst_list *it;
+
+    for (it = server->sessions.next; it != &server->sessions; it = it->next)
+        reply->clients++;
+}
+
+void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
+    Cistern__V1__StatusReply reply = CISTERN__V1__STATUS_REPLY__INIT;
+    const struct cst_server *server = call->server;
+    const struct cst_config *config = &server->config;
+    struct cst_store_stats store;
+
+    if (!is_admin(call))
+        return;
+    cst_store_stats(server->store, &store);
+    reply.version = (char *)(uintptr_t)CST_DAEMON_VERSION;
+    reply.epoch = server->epoch;
+    reply.uptime_ms = (cst_now_ns(server->env.clock) - server->started_ns) / CST_NS_PER_MS;
+    reply.staging_bytes = server->total.used[CST_RES_STAGING];
+    reply.memory_limit = config->memory;
+    reply.memory_used = store.memory_used + reply.staging_bytes;
+    reply.index_limit = store.index_limit;
+    reply.index_used = store.index_used;
+    reply.spaces = (uint32_t)store.spaces;
+    reply.workers = (uint32_t)config->workers;
+    reply.held_bytes = cst_share_held_bytes(call->server, NULL);
+    reply.requests = server->requests;
+    reply.errors = server->errors;
+    reply.dropped_clients = server->dropped_clients;
+    reply.policy = (char *)(uintptr_t)store.policy;
+    reply.backend = (char *)(uintptr_t)server->env.mem->name;
+    reply.pid = (uint32_t)getpid();
+    reply.slabs = store.slabs;
+    reply.leases = server->total.used[CST_RES_LEASES];
+    reply.reserved = server->total.used[CST_RES_SLOTS];
+    count_session(server, &reply);
+    cst_reply(call, &reply.base);
+}
+
+/* ---- purge ---- */
+
+struct named {
+    const char *name;
+    struct cst_namespace *ns;
+};
+
+static void match_name(struct cst_space *space, void *arg) {
+    struct cst_namespace *ns = cst_space_namespace(space);
+    struct named *named = arg;
+
+    if (!strcmp(cst_namespace_name(ns), named->name))
+        named->ns = ns;
+}
+
+void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
+    const Cistern__V1__Purge *purge = (const void *)message;
+    Cistern__V1__PurgeReply reply = CISTERN__V1__PURGE_REPLY__INIT;
+    struct named named = { .name = purge->namespace_, .ns = call->session->tenant->ns };
+
+    if (purge->namespace_[0]) { /* one's own namespace is everybody's right */
+        if (!is_admin(call))
+            return;
+        named.ns = NULL;
+        cst_store_for_each_space(call->server->store, NULL, match_name, &named);
+    }
+    if (named.ns)
+        reply.blocks = cst_namespace_purge(named.ns);
+    reply.result = (char *)(uintptr_t) "erased";
+    cst_reply(call, &reply.base);
+}
