@@ -160,8 +160,10 @@ int cst_ctl_purge(struct cst_ctl *ctl) {
         cst_json_text("result", reply->result);
         cst_json_close('}');
     } else {
-        printf("%" PRIu64 " blocks: ", reply->blocks);
-        cst_text_line("", reply->result);
+        char result[64];
+
+        cst_text_field(reply->result, strlen(reply->result), result, sizeof(result));
+        printf("%s %" PRIu64 " blocks\n", result, reply->blocks);
     }
     return CST_CTL_OK;
 }

@@ -299,7 +299,7 @@ class Care(Case):
     def test_purge(self):
         self.ctl("purge", status=1)
         self.assertEqual(self.daemon.of(PURGE), [])
-        self.assertIn("34 blocks", self.ctl("purge", "--yes"))
+        self.assertEqual(self.ctl("purge", "--yes"), "erased 34 blocks\n")
         self.assertEqual(self.json("purge", "other", "--yes"),
                          {"erased_blocks": 34, "result": "erased"})
         self.assertEqual(self.daemon.of(PURGE), [b"", message("other")])
