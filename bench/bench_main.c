@@ -19,6 +19,8 @@ static const struct {
     { "put", "64 blocks of 1 MiB from private memory, over memcpy", cst_bench_put },
     { "lease", "one lease taken and one given back, over a bare echo of its bytes",
       cst_bench_lease },
+    { "codec", "frames of a real cache: size, and decoding over memcpy and zstd -1",
+      cst_bench_codec },
     { "shm", "the first lease in a slab that was not mapped yet", cst_bench_shm },
 };
 

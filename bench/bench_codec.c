@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * codec.PRESET.*: frames of a real model's cache, as an engine lays it out, in 64-token blocks.
+ *
+ *   ratio              bytes of the blocks over bytes of their frames
+ *   decode_over_memcpy rate of decoding over rate of memcpy of the decoded bytes
+ *   decode_over_zstd1  the same over zstd -1 decoding the blocks' bytes as they are
+ *
+ * An operation is one block of a working set of 256 MiB or more, so neither side finds its input
+ * or output in a cache. Decoding includes its checksum; zstd and memcpy check nothing. The cache is
+ * $CISTERN_DATA/kv, or the excerpt in tests/data.
+ */
+#include "bench/benches.h"
+
+#include "base/mem.h"
+#include "bench/bench.h"
+#include "codec/codec.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+enum { TOKENS = 64, HEADS = 3, DIMS = 64, ROW = HEADS * DIMS * 2, PART = TOKENS * ROW };
+
+static const size_t WORKING_SET = (size_t)256 << 20;
+
+/* One file: [layer][token][head][dim] in bf16. */
+static uint8_t *load_tensor(size_t *size, const char *folder, const char *name) {
+    char path[PATH_MAX];
+    uint8_t *packed = NULL, *bytes = NULL;
+    long n = 0;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/%s.bf16.zst", folder, name);
+    f = fopen(path, "re");
+    if (f && !fseek(f, 0, SEEK_END) && (n = ftell(f)) > 0) {
+        rewind(f);
+        packed = cst_malloc((size_t)n);
+    }
+    if (packed && fread(packed, 1, (size_t)n, f) == (size_t)n) {
+        *size = ZSTD_getFrameContentSize(packed, (size_t)n);
+        bytes = *size < 64 << 20 ? cst_malloc(*size) : NULL;
+        if (bytes && ZSTD_decompress(bytes, *size, packed, (size_t)n) != *size)
+            bytes = cst_free(bytes);
+    }
+    if (f)
+        (void)fclose(f);
+    cst_free(packed);
+    return bytes;
+}
+
+/* The different blocks, one after the other, and their layout: K and V of each layer in turn. */
+struct cache {
+    struct cst_descriptor desc;
+    uint8_t *blocks;
+    size_t n;
+};
+
+static int cache_layout(struct cache *c, uint32_t layers) {
+    c->desc = (struct cst_descriptor){
+        .block_tokens = TOKENS,
+        .block_bytes = (uint64_t)2 * layers * PART,
+        .tp_size = 1,
+        .n_layers = layers,
+        .n_segments = 2 * layers,
+        .layers = cst_calloc(layers, sizeof(struct cst_layer)),
+        .segments = cst_calloc(2 * layers, sizeof(struct cst_segment)),
+    };
+    if (!c->desc.layers || !c->desc.segments)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < 2 * layers; i++) {
+        c->desc.layers[i / 2] =
+            (struct cst_layer){ .kv_heads = HEADS, .head_dim_k = DIMS, .head_dim_v = DIMS };
+        c->desc.segments[i] = (struct cst_segment){
+            .layer = i / 2,
+            .tensor = i % 2 ? CST_TENSOR_V : CST_TENSOR_K,
+            .dtype = CST_DTYPE_BF16,
+            .offset = (uint64_t)i * PART,
+            .length = PART,
+            .token_stride = ROW,
+            .head_stride = DIMS * 2,
+            .dim_stride = 2,
+        };
+    }
+    return 0;
+}
+
+static int cache_append(struct cache *c, const char *folder, const char *text) {
+    uint64_t block_bytes = c->desc.block_bytes;
+    size_t size[2] = { 0 }, blocks;
+    uint8_t *tensor[2], *grown;
+    char name[64];
+
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(name, sizeof(name), "%s.%s", text, i ? "v" : "kpost");
+        tensor[i] = load_tensor(&size[i], folder, name);
+    }
+    blocks = size[0] / (PART * c->desc.n_layers);
+    grown = cst_realloc(c->blocks, (c->n + blocks) * block_bytes);
+    if (grown)
+        c->blocks = grown;
+    if (grown && tensor[0] && tensor[1] && size[0] == size[1]) {
+        for (size_t b = 0; b < blocks; b++, c->n++) {
+            for (uint32_t i = 0; i < c->desc.n_segments; i++)
+                memcpy(c->blocks + c->n * block_bytes + (size_t)i * PART,
+                       tensor[i % 2] + ((i / 2) * blocks + b) * PART, PART);
+        }
+    }
+    cst_free(tensor[0]);
+    cst_free(tensor[1]);
+    return grown && c->n ? 0 : -ENOENT;
+}
+
+static int cache_load(struct cache *c) {
+    const char *data = getenv("CISTERN_DATA"), *root = getenv("CST_SOURCE_ROOT");
+    char folder[PATH_MAX];
+    int r = cache_layout(c, data ? 30 : 4);
+
+    if (data)
+        (void)snprintf(folder, sizeof(folder), "%s/kv", data);
+    else
+        (void)snprintf(folder, sizeof(folder), "%s/tests/data/kv", root ? root : ".");
+    if (!r)
+        r = cache_append(c, folder, "prose");
+    if (!r)
+        r = cache_append(c, folder, "code");
+    return r;
+}
+
+static void cache_deinit(struct cache *c) {
+    cst_free(c->desc.layers);
+    cst_free(c->desc.segments);
+    cst_free(c->blocks);
+}
+
+/* A side of a comparison: encoded blocks that go, one an operation, to their places in `out`. */
+struct set {
+    const struct cache *cache;
+    size_t n, next, room, bytes; /* blocks; next one; bytes of a place; of all encoded blocks */
+    uint8_t *encoded, *out;
+    size_t *length;
+    void *work;
+    size_t work_len;
+    ZSTD_DCtx *zstd;
+};
+
+static int set_init(struct set *s, const struct cache *cache, uint8_t *out, size_t n, size_t room) {
+    *s = (struct set){ .cache = cache, .n = n, .room = room, .out = out };
+    s->work_len = cst_codec_work_size(&cache->desc);
+    s->encoded = cst_malloc(n * room);
+    s->length = cst_calloc(n, sizeof(*s->length));
+    s->work = aligned_alloc(64, cst_align_up(s->work_len, 64));
+    s->zstd = ZSTD_createDCtx();
+    if (!s->encoded || !s->length || !s->work || !s->zstd)
+        return -ENOMEM;
+    memset(s->encoded, 1, n * room); /* its pages are there */
+    return 0;
+}
+
+static void set_deinit(struct set *s) {
+    cst_free(s->encoded);
+    cst_free(s->length);
+    free(s->work);
+    (void)ZSTD_freeDCtx(s->zstd);
+    *s = (struct set){ 0 };
+}
+
+static const uint8_t *block_of(const struct set *s, size_t i) {
+    return s->cache->blocks + i % s->cache->n * s->cache->desc.block_bytes;
+}
+
+static int fill_frames(struct set *s, uint32_t preset, float *error, double *seconds) {
+    double start = cst_seconds();
+
+    for (size_t i = 0; i < s->n; i++) {
+        struct cst_encode_params p = { preset, TOKENS, CST_SINK_TOKENS, 0.05f };
+        struct cst_frame_info info;
+
+        if (cst_frame_encode(s->encoded + i * s->room, s->room, block_of(s, i), &s->cache->desc, &p,
+                             s->work, s->work_len, &s->length[i], &info))
+            return -EINVAL;
+        s->bytes += s->length[i];
+        *error = CST_MAX(*error, info.error);
+    }
+    *seconds = (cst_seconds() - start) / (double)s->n;
+    return 0;
+}
+
+static int fill_zstd(struct set *s) {
+    uint64_t n = s->cache->desc.block_bytes;
+
+    for (size_t i = 0; i < s->n; i++) {
+        s->length[i] = ZSTD_compress(s->encoded + i * s->room, s->room, block_of(s, i), n, 1);
+        if (ZSTD_isError(s->length[i]))
+            return -EINVAL;
+        s->bytes += s->length[i];
+    }
+    return 0;
+}
+
+static void fill_copies(struct set *s) {
+    for (size_t i = 0; i < s->n; i++)
+        memcpy(s->encoded + i * s->room, block_of(s, i), s->cache->desc.block_bytes);
+}
+
+static int run_decode(void *arg, unsigned ops) {
+    struct set *s = arg;
+    const struct cst_descriptor *desc = &s->cache->desc;
+
+    for (; ops--; s->next = (s->next + 1) % s->n) {
+        if (cst_frame_decode(s->out + s->next * desc->block_bytes, desc->block_bytes,
+                             s->encoded + s->next * s->room, s->length[s->next], desc, 0,
+                             UINT32_MAX, s->work, s->work_len))
+            return -EBADMSG;
+    }
+    return 0;
+}
+
+static int run_zstd(void *arg, unsigned ops) {
+    struct set *s = arg;
+    uint64_t n = s->cache->desc.block_bytes;
+
+    for (; ops--; s->next = (s->next + 1) % s->n) {
+        if (ZSTD_decompressDCtx(s->zstd, s->out + s->next * n, n, s->encoded + s->next * s->room,
+                                s->length[s->next]) != n)
+            return -EBADMSG;
+    }
+    return 0;
+}
+
+static int run_memcpy(void *arg, unsigned ops) {
+    struct set *s = arg;
+    uint64_t n = s->cache->desc.block_bytes;
+
+    for (; ops--; s->next = (s->next + 1) % s->n)
+        memcpy(s->out + s->next * n, s->encoded + s->next * s->room, n);
+    return 0;
+}
+
+static int compare(struct set *ours, const char *preset, const char *figure, struct cst_side probe,
+                   struct cst_figure target) {
+    double bytes = (double)ours->cache->desc.block_bytes;
+    struct cst_compared m;
+    char name[64];
+    int r = cst_compare(&m, (struct cst_side){ run_decode, ours }, probe);
+
+    if (r)
+        return r;
+    (void)snprintf(name, sizeof(name), "codec.%s.%s", preset, figure);
+    target.name = name;
+    target.value = m.b / m.a;
+    target.unit = "ratio";
+    cst_report(&target,
+               "\"decode_gb_s\": %.2f, \"probe_gb_s\": %.2f, \"working_set_mib\": %zu, "
+               "\"pairs\": [%.3f, %.3f]",
+               bytes / m.a / 1e9, bytes / m.b / 1e9,
+               ours->n * (size_t)ours->cache->desc.block_bytes >> 20, 1 / m.high, 1 / m.low);
+    return 0;
+}
+
+static int bench_preset(const struct cache *cache, uint32_t preset, struct set *copies,
+                        struct set *zstd) {
+    const char *name = cst_preset_name(preset);
+    struct cst_figure ratio = { .unit = "ratio", .sense = CST_NO_TARGET };
+    struct cst_figure any = { .sense = CST_NO_TARGET };
+    struct cst_figure at_least_1 = { .sense = CST_AT_LEAST, .target = 1.0 };
+    double bytes = (double)cache->desc.block_bytes, seconds = 0;
+    float error = 0;
+    char figure[64];
+    struct set ours;
+    int r = set_init(&ours, cache, copies->out, copies->n, cst_frame_bound(&cache->desc));
+
+    if (!r)
+        r = fill_frames(&ours, preset, &error, &seconds);
+    if (!r) {
+        (void)snprintf(figure, sizeof(figure), "codec.%s.ratio", name);
+        ratio.name = figure;
+        ratio.value = bytes * (double)ours.n / (double)ours.bytes;
+        if (preset == CST_PRESET_LOSSLESS)
+            ratio.sense = CST_AT_LEAST, ratio.target = 1.4;
+        cst_report(&ratio, "\"encode_gb_s\": %.2f, \"error\": %.4f, \"zstd1_ratio\": %.3f",
+                   bytes / seconds / 1e9, (double)error,
+                   bytes * (double)zstd->n / (double)zstd->bytes);
+        r = compare(&ours, name, "decode_over_memcpy", (struct cst_side){ run_memcpy, copies },
+                    any);
+    }
+    if (!r && preset == CST_PRESET_LOSSLESS)
+        r = compare(&ours, name, "decode_over_zstd1", (struct cst_side){ run_zstd, zstd },
+                    at_least_1);
+    set_deinit(&ours);
+    return r;
+}
+
+int cst_bench_codec(void) {
+    struct cache cache = { 0 };
+    struct set copies = { 0 }, zstd = { 0 };
+    uint8_t *out = NULL;
+    size_t n = 0, block = 0;
+    int r = cache_load(&cache);
+
+    if (r == -ENOENT) {
+        cst_report_skipped("codec.lossless.ratio", "neither CISTERN_DATA nor tests/data is there");
+        r = 0;
+    } else if (!r) {
+        block = cache.desc.block_bytes;
+        n = WORKING_SET / block + 1;
+        out = cst_malloc(n * block);
+        r = out ? set_init(&copies, &cache, out, n, block) : -ENOMEM;
+        if (!r)
+            r = set_init(&zstd, &cache, out, n, ZSTD_compressBound(block));
+        if (!r)
+            r = cst_pin();
+        if (!r)
+            r = fill_zstd(&zstd);
+        if (!r) {
+            fill_copies(&copies);
+            memset(out, 1, n * block); /* its pages are there */
+        }
+        for (uint32_t preset = 0; !r && preset < CST_PRESETS; preset++)
+            r = bench_preset(&cache, preset, &copies, &zstd);
+    }
+    set_deinit(&copies);
+    set_deinit(&zstd);
+    cst_free(out);
+    cache_deinit(&cache);
+    return r;
+}
