@@ -87,6 +87,7 @@ int cst_fixture_space(cistern_space **out, cistern_client *client, uint32_t bloc
     };
     const cistern_descriptor descriptor = {
         .size = sizeof(descriptor),
+        .content_id = { 1 },
         .block_tokens = block_tokens,
         .block_bytes = block_bytes,
         .engine = "bench",
