@@ -38,11 +38,9 @@ static bool read_tiers(struct lookup *l, const ProtobufCBinaryData *runs) {
             return false;
         if (l->tiers)
             memset(l->tiers + at, run.tier, count);
-        if (count)
-            l->match.worst_tier = CST_MAX(l->match.worst_tier, (uint32_t)run.tier);
         at += count;
     }
-    return at == l->match.blocks;
+    return at == (l->tiers ? l->match.blocks : 0);
 }
 
 static bool read_partial(struct lookup *l, const Cistern__V1__LookupReply *reply) {
@@ -65,7 +63,9 @@ static int32_t lookup_reply(struct cst_call *call, const struct cst_packet *pack
 
     if (!reply || reply->present > l->n)
         return cst_call_corrupt(call, "Lookup");
-    l->match = (cistern_match){ .blocks = reply->present, .cost_ns = reply->cost_ns };
+    l->match = (cistern_match){ .blocks = reply->present,
+                                .cost_ns = reply->cost_ns,
+                                .worst_tier = reply->worst_tier };
     if (!read_tiers(l, &reply->tiers))
         return cst_call_corrupt(call, "Lookup tiers");
     if (l->match.blocks == l->n && !read_partial(l, reply))
@@ -83,6 +83,7 @@ static int32_t lookup_once(struct lookup *l, const cistern_space *space, const u
     size_t used = 0, size = l->n * CISTERN_KEY_SIZE;
 
     message.space = space->handle;
+    message.brief = !l->tiers;
     if (parent)
         message.parent = (ProtobufCBinaryData){ CISTERN_KEY_SIZE, (uint8_t *)(uintptr_t)parent };
     message.tail = (ProtobufCBinaryData){ 4 * l->n_tail, (uint8_t *)(uintptr_t)tail };

@@ -41,6 +41,7 @@ static void reply_lookup(struct cst_call *call, struct cst_lookup *found, bool b
         reply.tiers.len = encode_tiers(tiers, found->present, runs, RUNS_MAX) * sizeof(*runs);
     }
     reply.cost_ns = found->cost_ns;
+    reply.worst_tier = (uint32_t)found->worst_tier;
     reply.partial_tokens = found->partial_tokens;
     if (found->partial_tokens) {
         reply.partial_stored = found->partial_stored;

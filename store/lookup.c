@@ -58,6 +58,15 @@ static uint64_t run_cost(const struct cst_space *space, const uint8_t *tiers, si
     return cold * decode_cost(space);
 }
 
+/* Without tiers: of everything that is stored, which is never better than the run. */
+static enum cst_tier worst_tier(const struct cst_space *space, const uint8_t *tiers, size_t run) {
+    enum cst_tier worst = run ? CST_TIER_HOT : CST_TIER_NONE;
+
+    for (size_t i = 0; tiers && i < run; i++)
+        worst = CST_MAX(worst, (enum cst_tier)tiers[i]);
+    return !tiers && run && space->hot_copies < space->stats.blocks ? CST_TIER_PACKED : worst;
+}
+
 static void match_tail(struct cst_space *space, const uint8_t *parent_key, bool may_be_root,
                        const uint32_t *tail, uint32_t tail_len, struct cst_lookup *out) {
     const struct cst_block *parent = visible(space, parent_key), *b;
@@ -87,6 +96,7 @@ void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, co
     for (size_t i = 0; tiers && i < run; i++)
         tiers[i] = (uint8_t)cst_block_tier(cst_trie_find(space, key_at(keys, i)));
     out->cost_ns = run_cost(space, tiers, run);
+    out->worst_tier = worst_tier(space, tiers, run);
     if (tail_len && run == n && (n || parent))
         match_tail(space, n ? key_at(keys, n - 1) : parent, !n, tail, tail_len, out);
     space->stats.lookups++;

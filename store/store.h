@@ -136,6 +136,7 @@ struct cst_lookup {
     enum cst_tier partial_tier;
     uint8_t partial_key[32];
     uint64_t cost_ns;
+    enum cst_tier worst_tier; /* of the leading run; without tiers: of all stored blocks */
 };
 
 /*

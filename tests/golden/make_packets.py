@@ -68,7 +68,7 @@ REQUESTS = [
     ("space_open", 3, (DESCRIPTOR, 1, 1, 2, b"salt"), (1, 1024, 16, KEY, 7)),
     ("space_close", 4, (1,), ()),
     ("lookup", 5, (1, KEY + PARENT, (4096, 64), PARENT, record("3I", 5, 6, 7), 1),
-     (2, record("BIBI", 1, 1, 2, 1), 3, KEY, 40, 2, 123456)),
+     (2, record("BIBI", 1, 1, 2, 1), 3, KEY, 40, 2, 123456, 2)),
     ("lookup_each", 6, (1, KEY + PARENT, (0, 64)), (b"\x02", b"\x00\x01")),
     ("acquire", 7, (1, KEY, (64, 32), 1, 1000, record("Q", 999), 2, 8), (LEASE,)),
     ("release", 8, (record("2Q", 1000, 1001),), ()),

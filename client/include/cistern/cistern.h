@@ -240,7 +240,7 @@ typedef struct cistern_match {
     uint32_t partial_tokens; /* further tokens inside one more block (full or tail), 0 = none */
     uint32_t partial_stored; /* tokens that block holds, >= partial_tokens */
     uint32_t partial_tier;   /* CISTERN_TIER_* */
-    uint32_t worst_tier;     /* of the leading blocks */
+    uint32_t worst_tier;     /* the leading blocks are no farther away */
     uint64_t tokens;         /* blocks * block_tokens + partial_tokens */
     uint64_t cost_ns;        /* expected time to fetch the leading blocks */
     uint8_t partial_key[32]; /* acquire this for the partial match */
