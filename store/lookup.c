@@ -92,9 +92,15 @@ void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, co
                       struct cst_lookup *out) {
     size_t run = cst_lookup_run(space, keys, n);
 
+    for (size_t i = 0; tiers && i < run; i++) {
+        const struct cst_block *b = visible(space, key_at(keys, i));
+
+        if (b)
+            tiers[i] = (uint8_t)cst_block_tier(b);
+        else
+            run = i; /* these keys are no chain: a client may send anything */
+    }
     *out = (struct cst_lookup){ .present = run };
-    for (size_t i = 0; tiers && i < run; i++)
-        tiers[i] = (uint8_t)cst_block_tier(cst_trie_find(space, key_at(keys, i)));
     out->cost_ns = run_cost(space, tiers, run);
     out->worst_tier = worst_tier(space, tiers, run);
     if (tail_len && run == n && (n || parent))
