@@ -3,7 +3,8 @@
  * Frames: one encoded block, self-describing (docs/codec-format.md).
  *
  * Pure functions: no I/O, no globals, no logging, no heap; the caller gives the workspace. Any
- * thread, any number at a time. The same input gives the same bytes on every machine.
+ * thread, any number at a time. The same input gives the same bytes on every machine (where zstd
+ * codes opaque bytes: with the same version of it).
  *
  * Frames are checked before they are believed: decode of arbitrary bytes reads and writes inside
  * its buffers and answers with a condition. Truncated or foreign frames never decode.
@@ -23,7 +24,7 @@ enum {
     CST_CODEC_E_VERSION,   /* a frame or stage version that this build doesn't know */
     CST_CODEC_E_MISMATCH,  /* a frame of another block shape */
     CST_CODEC_E_BOUND,     /* the preset's error exceeds the bound asked for */
-    CST_CODEC_E_PRESET,    /* the preset can't represent this descriptor */
+    CST_CODEC_E_PRESET,    /* no such preset, or a descriptor or token count out of its limits */
 };
 
 /* Numbers stand in frames: append only. */
@@ -69,13 +70,15 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
                      const struct cst_encode_params *params, void *work, size_t work_len,
                      size_t *out_len, struct cst_frame_info *info);
 
-/* Reads and checks the header only. */
+/* Reads and checks the header only: len may be that of the header, 64 bytes, or more. */
 int cst_frame_inspect(const void *frame, size_t len, struct cst_frame_info *info);
 
 /*
  * Decodes layers first_layer .. first_layer + n_layers - 1 (all: 0, UINT32_MAX) into their places
- * in block (block_bytes bytes); bytes of other layers stay untouched. A whole decode of an exact
- * preset is checked against block_crc.
+ * in block (block_bytes bytes); bytes of other layers stay untouched. len may exceed the frame's
+ * own length. Each stream of a part is checked against its checksum, a whole block against
+ * block_crc: these presets decode to the same bits everywhere, lossy ones too. After an error the
+ * bytes of the layers asked for are undefined.
  */
 int cst_frame_decode(void *block, size_t cap, const void *frame, size_t len,
                      const struct cst_descriptor *desc, uint32_t first_layer, uint32_t n_layers,

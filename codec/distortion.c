@@ -18,14 +18,19 @@ _Static_assert(3 * sizeof(double) + 2 * sizeof(float) <= 2 * CST_BLOCK_TOKENS_MI
 
 void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *v, uint32_t t,
                         const struct cst_codec_ops *ops) {
+    uint32_t n = cst_view_channels(v);
+    uint8_t *row;
+
     if (cst_view_has_rows(v)) {
-        ops->to_f32[v->dtype](x, seg + t * v->token_stride, cst_view_channels(v));
+        ops->to_f32[v->dtype](x, seg + t * v->token_stride, n);
         return;
     }
-    for (uint32_t h = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++)
-            *x++ = cst_dtype_load(v->dtype, seg + cst_view_at(v, t, h, d));
-    }
+    /* gathered in the upper end of x: with two bytes, conversion
+     * reads ahead of what it writes; with four there is none */
+    row = (uint8_t *)(x + n) - (size_t)n * v->esize;
+    cst_view_get_row(v, row, seg, t);
+    if (v->dtype != CST_DTYPE_F32)
+        ops->to_f32[v->dtype](x, row, n);
 }
 
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *v,

@@ -92,26 +92,43 @@ struct cst_runs cst_view_runs(const struct cst_view *v, uint32_t tokens) {
     return r;
 }
 
-void cst_view_get_row(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t) {
-    if (cst_view_has_rows(v)) {
-        memcpy(row, seg + t * v->token_stride, (size_t)cst_view_channels(v) * v->esize);
-        return;
-    }
+/* The loops below with the element's size as a constant, so that each copy is one instruction. */
+static inline __attribute__((always_inline)) void
+gather(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t, size_t esize) {
     for (uint32_t h = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
-            memcpy(row, seg + cst_view_at(v, t, h, d), v->esize);
+        const uint8_t *from = seg + cst_view_at(v, t, h, 0);
+
+        for (uint32_t d = 0; d < v->dims; d++, row += esize, from += v->dim_stride)
+            memcpy(row, from, esize);
     }
 }
 
-void cst_view_put_row(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t) {
-    if (cst_view_has_rows(v)) {
-        memcpy(seg + t * v->token_stride, row, (size_t)cst_view_channels(v) * v->esize);
-        return;
-    }
+static inline __attribute__((always_inline)) void
+scatter(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t, size_t esize) {
     for (uint32_t h = 0; h < v->heads; h++) {
-        for (uint32_t d = 0; d < v->dims; d++, row += v->esize)
-            memcpy(seg + cst_view_at(v, t, h, d), row, v->esize);
+        uint8_t *to = seg + cst_view_at(v, t, h, 0);
+
+        for (uint32_t d = 0; d < v->dims; d++, row += esize, to += v->dim_stride)
+            memcpy(to, row, esize);
     }
+}
+
+void cst_view_get_row(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t) {
+    if (cst_view_has_rows(v))
+        memcpy(row, seg + t * v->token_stride, (size_t)cst_view_channels(v) * v->esize);
+    else if (v->esize == 2)
+        gather(v, row, seg, t, 2);
+    else
+        gather(v, row, seg, t, 4);
+}
+
+void cst_view_put_row(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t) {
+    if (cst_view_has_rows(v))
+        memcpy(seg + t * v->token_stride, row, (size_t)cst_view_channels(v) * v->esize);
+    else if (v->esize == 2)
+        scatter(v, seg, row, t, 2);
+    else
+        scatter(v, seg, row, t, 4);
 }
 
 bool cst_is_zero(const uint8_t *p, size_t n) {
