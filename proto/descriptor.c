@@ -229,7 +229,7 @@ static int get_count(struct reader *r, const char *field, uint32_t max, size_t i
     uint32_t n = get32(r, field);
 
     if (r->failed)
-        return invalid(text, cap, "the descriptor ends inside %s: send all of it", field);
+        return invalid(text, cap, "the descriptor ends inside %s: send all of it", r->failed);
     if (n > max)
         return invalid(text, cap, "%s counts %u items: at most %u are allowed", field, n, max);
     if ((size_t)(r->end - r->at) / item < n)
@@ -298,8 +298,7 @@ int cst_descriptor_decode(struct cst_descriptor **out, const uint8_t *data, size
         e = get_lists(&r, d, text, cap);
     if (e)
         return e;
-    if (r.failed)
-        return invalid(text, cap, "the descriptor ends inside %s: send all of it", r.failed);
+    assert(!r.failed); /* the lists were compared with what is left */
     if (r.at != r.end)
         return invalid(text, cap, "%zu bytes follow the last segment: send none",
                        (size_t)(r.end - r.at));

@@ -186,6 +186,15 @@ class Watch(Case):
                      "of at most            1.0 GiB", "process               4242"):
             self.assertIn(line, out)
 
+    def test_status_of_an_odd_daemon(self):
+        for ms, text in ((5_500, "5.5 s"), (61_000, "1 min 1 s"), (7_260_000, "2 h 1 min")):
+            odd = 'v"\\\n'
+            self.serve(STATUS=message(odd, 1, ms))
+            self.assertEqual(self.json("status")["version"], odd)
+            self.assertIn(f"running for           {text}\n", self.ctl("status"))
+            self.tearDown()
+            self.setUp()
+
     def test_stats(self):
         got = self.json("stats")
         self.assertEqual((got["blocks"], got["packed_slab_bytes"], len(got)), (1001, 1029, 29))
@@ -287,6 +296,8 @@ class Care(Case):
                              (["1100110x"], "is no key"), (["11001100", "22222222"], "0 blocks")):
             self.ctl("erase", "cdcd", *keys, status=1)
             self.assertIn(answer, self.err)
+        self.ctl("erase", "cdcd", *["11001100"] * 1001, status=1)
+        self.assertIn("at most 1000", self.err)
         self.assertEqual(self.daemon.of(ERASE), [])
 
     def test_erase_all(self):

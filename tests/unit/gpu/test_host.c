@@ -11,13 +11,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -362,12 +368,80 @@ static void faults(void **state) {
     cst_mem_host.slab_drop(&slab);
 }
 
+/* An older kernel, as a filter: no MFD_NOEXEC_SEAL (before 6.3), no MADV_POPULATE_WRITE (5.14). */
+static bool become_old_kernel(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 2),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 0x8 /* MFD_NOEXEC_SEAL */, 4, 3),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 2),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 23 /* MADV_POPULATE_WRITE */, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+    };
+    struct sock_fprog program = { .len = CST_COUNT(code), .filter = code };
+
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+           memfd_create("new", 0x8 | MFD_CLOEXEC) < 0 && errno == EINVAL;
+}
+
+static int make_on_old_kernel(void) {
+    struct cst_mem_slab slab;
+    struct stat st;
+
+    if (!become_old_kernel())
+        return 2;
+    if (cst_mem_host.slab_make(&slab, SIZE, CST_SLAB_READ_ONLY) != 0 || fstat(slab.fd, &st) != 0)
+        return 3;
+    if ((uint64_t)st.st_blocks * 512 < SIZE || (st.st_mode & 07777) != 0600)
+        return 4;
+    memset(slab.base, MARK, SIZE);
+    for (size_t i = 0; i < CST_COUNT(attempts); i++)
+        if (attempts[i].try(slab.fd) || !unchanged(&slab))
+            return 5;
+    return 0;
+}
+
+static void old_kernel(void **state) {
+    int status;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(make_on_old_kernel());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* A file as large is not allowed: an error, and no descriptor stays open. */
+static void no_room(void **state) {
+    struct rlimit limit = { .rlim_cur = 1 << 20, .rlim_max = RLIM_INFINITY };
+    struct cst_mem_slab slab = CST_MEM_SLAB_NULL;
+    int probe = dup(0), status;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)setrlimit(RLIMIT_FSIZE, &limit);
+        (void)signal(SIGXFSZ, SIG_IGN);
+        _exit(cst_mem_host.slab_make(&slab, 2 << 20, CST_SLAB_STAGING) != -EFBIG || slab.fd != -1 ||
+              dup(0) != probe + 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    cst_close(probe);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(seals_and_mode),
-        cmocka_unit_test(prefaulted_and_not_dumped),
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(faults),
+        cmocka_unit_test(old_kernel),     cmocka_unit_test(no_room),
+        cmocka_unit_test(seals_and_mode), cmocka_unit_test(prefaulted_and_not_dumped),
+        cmocka_unit_test(sizes),          cmocka_unit_test(faults),
     };
     int failed = cst_run_rows(attempts, read_only_refuses) +
                  cst_run_rows(attempts, staging_allows_writes_only) +

@@ -245,6 +245,23 @@ static size_t valid_bytes(uint8_t *bytes, size_t cap) {
 }
 
 static void cut_at_every_length(void **state) {
+    static const struct {
+        size_t at;
+        const char *field;
+    } cuts[] = {
+        { 20, "content_id" },
+        { 83, "adapter_id" },
+        { 87, "engine" },
+        { 94, "engine" },
+        { 96, "options" },
+        { 107, "engine_abi" },
+        { 117, "block_tokens" },
+        { 135, "layers" },
+        { 137, "layers" },
+        { 137 + 93, "layers" },
+        { 137 + 94 + 3, "segments" },
+        { 137 + 94 + 100, "segments" },
+    };
     uint8_t bytes[2048];
     size_t n = valid_bytes(bytes, sizeof(bytes));
     struct cst_descriptor *d = NULL;
@@ -256,6 +273,14 @@ static void cut_at_every_length(void **state) {
                          CST_DESCRIPTOR_E_INVALID);
         assert_null(d);
         assert_true(text[0]);
+        if (cut >= 20) /* the tag */
+            assert_non_null(strstr(text, "the descriptor ends inside "));
+    }
+    for (size_t i = 0; i < CST_COUNT(cuts); i++) {
+        char text[200] = "";
+
+        (void)cst_descriptor_decode(&d, bytes, cuts[i].at, text, sizeof(text));
+        assert_non_null(strstr(text, cuts[i].field));
     }
 }
 
