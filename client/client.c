@@ -31,13 +31,13 @@ int32_t cst_options_read(void *known, size_t n, const void *options, const char 
         return CISTERN_OK;
     memcpy(&size, options, sizeof(size));
     if (size < sizeof(size))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "%s->size is not set", what);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "%s->size is not set", what);
     memcpy(known, options, CST_MIN(n, (size_t)size));
     return CISTERN_OK;
 }
 
 int32_t cst_check_fork(const cistern_client *c) {
-    return CST_UNLIKELY(c->forked) ? cst_fail_status(CISTERN_E_FORKED) : CISTERN_OK;
+    return CST_UNLIKELY(c->forked) ? cst_client_fail_status(CISTERN_E_FORKED) : CISTERN_OK;
 }
 
 /* ---- entering and leaving ---- */
@@ -52,7 +52,7 @@ static int32_t get_ready(cistern_client *c, cistern_space *space, enum cst_need 
     int32_t status = c->conn.up ? CISTERN_OK : cst_conn_connect(c);
 
     if (!status && space && space->generation != c->conn.generation)
-        status = cst_space_attach(space);
+        status = cst_client_space_attach(space);
     if (!status && need != CST_NEED_NOTHING)
         status = cst_staging_fetch(c, space ? space->descriptor->block_bytes : 0);
     return status;
@@ -104,7 +104,7 @@ static struct cst_namespace *name_free(struct cst_namespace *name) {
 }
 
 static cistern_client *client_free(cistern_client *c) {
-    cst_space_free_all(c);
+    cst_client_space_free_all(c);
     cst_map_deinit(&c->map);
     cst_pool_deinit(&c->leases);
     cst_pool_deinit(&c->slots);
@@ -125,7 +125,7 @@ static int32_t client_new(cistern_client **out, const cistern_client_options *op
     int32_t status;
 
     if (!c)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     c->slow = c->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     c->lazy = options->flags & CISTERN_CLIENT_LAZY;
     c->timeout_ms = options->timeout_ms;
@@ -137,7 +137,7 @@ static int32_t client_new(cistern_client **out, const cistern_client_options *op
     cst_pool_init(&c->leases, sizeof(struct cistern_lease));
     cst_pool_init(&c->slots, sizeof(struct cistern_slot));
     if (cst_conn_init(&c->conn))
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     status = cst_dial_init(&c->dial, options);
     if (!status)
         *out = cst_steal(&c);
@@ -154,7 +154,8 @@ static int32_t read_options(cistern_client_options *known, const cistern_client_
     if (!known->timeout_ms)
         known->timeout_ms = TIMEOUT_DEFAULT_MS;
     if (known->flags & ~(CISTERN_CLIENT_ASYNC | CISTERN_CLIENT_LAZY))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "unknown client flags %#x", (unsigned)known->flags);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "unknown client flags %#x",
+                               (unsigned)known->flags);
     return CISTERN_OK;
 }
 
@@ -165,7 +166,7 @@ CST_EXPORT int32_t cistern_client_open(cistern_client **out,
     int32_t status = read_options(&known, options);
 
     if (!status && !out)
-        status = cst_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
+        status = cst_client_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
     if (!status)
         status = client_new(&c, &known);
     if (status)
@@ -196,7 +197,7 @@ CST_EXPORT int32_t cistern_client_ping(cistern_client *client) {
     struct cst_call call = CST_CALL_INIT(NULL);
 
     if (!client)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
     return cst_client_request(client, CST_MSG_PING, &message.base, &call);
 }
 
@@ -210,7 +211,7 @@ int32_t cst_client_welcome(cistern_client *c, const struct cst_hello *hello) {
         return CISTERN_OK;
     name = cst_malloc(sizeof(*name) + n);
     if (!name)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     name->next = c->namespaces;
     memcpy(name->name, hello->namespace_name, n);
     c->namespaces = name;
@@ -221,7 +222,7 @@ CST_EXPORT int32_t cistern_client_info(cistern_client *client, uint64_t *epoch, 
     int32_t status;
 
     if (!client)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
     status = cst_enter(client, NULL, CST_NEED_NOTHING);
     if (status)
         return status;

@@ -134,13 +134,13 @@ int32_t cst_options_read(void *known, size_t n, const void *options, const char 
 /* ---- spaces (client_space.c); lock held ---- */
 
 /* SpaceOpen on the current connection; `slow` held too. */
-int32_t cst_space_attach(cistern_space *space);
-void cst_space_ref(cistern_space *space);
-void cst_space_unref(cistern_space *space);
+int32_t cst_client_space_attach(cistern_space *space);
+void cst_client_space_ref(cistern_space *space);
+void cst_client_space_unref(cistern_space *space);
 /* Frees every space, referenced or not: the client closes. */
-void cst_space_free_all(cistern_client *c);
+void cst_client_space_free_all(cistern_client *c);
 
-static inline bool cst_space_is_flat(const cistern_space *space) {
+static inline bool cst_client_space_is_flat(const cistern_space *space) {
     return space->kind == CISTERN_KIND_FLAT;
 }
 

@@ -82,7 +82,7 @@ static void complete(cistern_client *c, const struct submission *s, int32_t stat
         (cistern_completion){ .ticket = s->ticket, .status = status, .n = (uint32_t)s->n };
     if (!a->n_done++)
         (void)eventfd_write(a->event_fd, 1);
-    cst_space_unref(s->space);
+    cst_client_space_unref(s->space);
 }
 
 /* Lock held, released while the submission runs. */
@@ -154,17 +154,17 @@ int32_t cst_async_start(cistern_client *c) {
     int r;
 
     if (!a)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     a->next_ticket = 1;
     a->wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     a->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     a->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     c->async = a;
     if (a->event_fd < 0 || a->wake_fd < 0)
-        return cst_fail(CISTERN_E_SYSTEM, "eventfd: %s", strerrordesc_np(errno));
+        return cst_client_fail(CISTERN_E_SYSTEM, "eventfd: %s", strerrordesc_np(errno));
     r = start_thread(c);
     if (r)
-        return cst_fail(CISTERN_E_SYSTEM, "pthread_create: %s", strerrordesc_np(r));
+        return cst_client_fail(CISTERN_E_SYSTEM, "pthread_create: %s", strerrordesc_np(r));
     a->started = true;
     return CISTERN_OK;
 }
@@ -191,9 +191,10 @@ void cst_async_stop(cistern_client *c) {
 
 static int32_t check_async(const cistern_client *c) {
     if (!c)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the client is NULL");
     if (!c->async)
-        return cst_fail(CISTERN_E_BAD_STATE, "the client was opened without CISTERN_CLIENT_ASYNC");
+        return cst_client_fail(CISTERN_E_BAD_STATE,
+                               "the client was opened without CISTERN_CLIENT_ASYNC");
     return cst_check_fork(c);
 }
 
@@ -212,7 +213,7 @@ CST_EXPORT int32_t cistern_client_drain(cistern_client *client, cistern_completi
     if (status)
         return status;
     if (cap && !out)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
     a = client->async;
     (void)pthread_mutex_lock(&client->lock);
     while (a->n_done && (size_t)n < cap) {
@@ -233,15 +234,16 @@ static int32_t submit(struct submission *s, uint64_t *ticket, bool pointers_ok) 
     if (status)
         return status;
     if (!ticket || (s->n && !pointers_ok) || s->n > UINT32_MAX)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL or n too large");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL or n too large");
     a = c->async;
     (void)pthread_mutex_lock(&c->lock);
     if (a->queued + a->running + a->n_done >= QUEUE_MAX) {
         (void)pthread_mutex_unlock(&c->lock);
-        return cst_fail(CISTERN_E_BUSY, "%d submissions wait; drain completions first", QUEUE_MAX);
+        return cst_client_fail(CISTERN_E_BUSY, "%d submissions wait; drain completions first",
+                               QUEUE_MAX);
     }
     s->ticket = *ticket = a->next_ticket++;
-    cst_space_ref(s->space);
+    cst_client_space_ref(s->space);
     a->queue[(a->queue_at + a->queued++) % QUEUE_MAX] = *s;
     cst_async_wake(c);
     (void)pthread_mutex_unlock(&c->lock);

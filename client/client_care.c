@@ -95,9 +95,9 @@ static int32_t care_once(cistern_space *space, uint16_t type, const uint8_t *key
 
 static int32_t care_check(const cistern_space *space, const uint8_t *keys, size_t n) {
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (n && !keys)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "keys is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "keys is NULL");
     return cst_check_fork(space->client);
 }
 
@@ -112,7 +112,7 @@ static int32_t care_run(cistern_space *space, uint16_t type, const uint8_t *keys
         done += take;
     }
     if (!status && care->first_error)
-        status = cst_fail_status(care->first_error);
+        status = cst_client_fail_status(care->first_error);
     return status;
 }
 
@@ -127,7 +127,7 @@ CST_EXPORT int32_t cistern_pin(cistern_space *space, const uint8_t *keys, size_t
     struct care care = { .n = 0 };
     int32_t status = care_run(space, CST_MSG_PIN, keys, n, ttl_ms, &care);
 
-    return !status && care.missed ? cst_fail_status(CISTERN_E_NOT_FOUND) : status;
+    return !status && care.missed ? cst_client_fail_status(CISTERN_E_NOT_FOUND) : status;
 }
 
 CST_EXPORT int32_t cistern_unpin(cistern_space *space, const uint8_t *keys, size_t n) {
@@ -212,12 +212,12 @@ CST_EXPORT int32_t cistern_explain(cistern_space *space, const uint32_t *tokens,
     if (status)
         return status;
     if (!text || !cap)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "text is NULL or has no room");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "text is NULL or has no room");
     block = space->descriptor->block_tokens;
     n = n_tokens / block;
     keys = cst_malloc(n * CISTERN_KEY_SIZE);
     if (!keys)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     if (n)
         cst_key_chain(space->root, tokens, n * block, block, keys);
     return explain_run(space, &explain, keys, n, n_tokens ? tokens + n * block : NULL,
@@ -282,9 +282,9 @@ CST_EXPORT int32_t cistern_stats(cistern_client *client, cistern_space *space, c
     int32_t status;
 
     if (!client || (space && space->client != client))
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the client is NULL or not the space's");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the client is NULL or not the space's");
     if (!json || !cap)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "json is NULL or has no room");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "json is NULL or has no room");
     status = cst_enter(client, space, CST_NEED_NOTHING);
     if (status)
         return status;

@@ -132,7 +132,7 @@ static int32_t commit(cistern_client *c, cistern_slot *const *slots, size_t n,
     cst_leave(c, CST_NEED_NOTHING);
     if (answered)
         return CISTERN_OK;
-    return cst_fail(first_error, "nothing was stored: %s", cst_status_text(-first_error));
+    return cst_client_fail(first_error, "nothing was stored: %s", cst_status_text(-first_error));
 }
 
 static int32_t check_options(cistern_commit_options *known, const cistern_commit_options *options,
@@ -145,8 +145,8 @@ static int32_t check_options(cistern_commit_options *known, const cistern_commit
     for (size_t i = 0; i < n; i++)
         tokens += slots[i] ? slots[i]->tokens : 0;
     if (tokens != known->n_surprisals)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "%zu surprisals for %zu tokens",
-                        known->n_surprisals, tokens);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "%zu surprisals for %zu tokens",
+                               known->n_surprisals, tokens);
     return CISTERN_OK;
 }
 
@@ -156,9 +156,9 @@ CST_EXPORT int32_t cistern_commit(cistern_space *space, cistern_slot *const *slo
     int32_t status;
 
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (n && (!slots || !statuses))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "slots or statuses is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "slots or statuses is NULL");
     if (cst_check_fork(space->client))
         return CISTERN_E_FORKED;
     status = check_options(&known, options, slots, n);

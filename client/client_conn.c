@@ -207,9 +207,12 @@ static void ready_record(cistern_client *c, const uint8_t *record) {
 }
 
 static void *push_unpack(cistern_client *c, const struct cst_packet *packet) {
+    const ProtobufCMessageDescriptor *descriptor = cst_message_descriptor(packet->type, false);
+
     cst_arena_reset(&c->conn.arena);
-    return cst_message_unpack(cst_message_descriptor(packet->type, false), packet->payload,
-                              packet->length, &c->conn.arena);
+    return descriptor
+               ? cst_message_unpack(descriptor, packet->payload, packet->length, &c->conn.arena)
+               : NULL;
 }
 
 static void pushed(cistern_client *c, const struct cst_packet *packet) {
@@ -444,7 +447,8 @@ static uint32_t next_request(struct cst_conn *conn) {
 static int32_t call_error(const struct cst_call *call) {
     if (call->status >= 0)
         return CISTERN_OK;
-    return call->text[0] ? cst_fail(call->status, "%s", call->text) : cst_fail_status(call->status);
+    return call->text[0] ? cst_client_fail(call->status, "%s", call->text)
+                         : cst_client_fail_status(call->status);
 }
 
 int32_t cst_call_run(cistern_client *c, struct cst_call *call, const struct cst_request *request,
@@ -457,7 +461,7 @@ int32_t cst_call_run(cistern_client *c, struct cst_call *call, const struct cst_
     size_t n;
 
     if (!c->conn.up)
-        return cst_fail(CISTERN_E_DISCONNECTED, "%s", c->conn.lost);
+        return cst_client_fail(CISTERN_E_DISCONNECTED, "%s", c->conn.lost);
     call->client = c;
     call->type = request->type;
     call->request = next_request(&c->conn);
@@ -527,14 +531,14 @@ int32_t cst_conn_connect(cistern_client *c) {
     int fd;
 
     if (now(c) < conn->retry_at)
-        return cst_fail(conn->lost_status, "%s", conn->lost);
+        return cst_client_fail(conn->lost_status, "%s", conn->lost);
     conn->retry_at = now(c) + conn->backoff_ms * CST_NS_PER_MS;
     conn->backoff_ms = CST_MIN(2 * conn->backoff_ms, (uint32_t)BACKOFF_MAX_MS);
     while (conn->fd >= 0)
         (void)pthread_cond_wait(&conn->closed, &c->lock);
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
-        return cst_fail(CISTERN_E_SYSTEM, "socket: %s", strerrordesc_np(errno));
+        return cst_client_fail(CISTERN_E_SYSTEM, "socket: %s", strerrordesc_np(errno));
     status = set_up(c, fd);
     if (status)
         cst_close(fd);

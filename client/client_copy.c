@@ -35,9 +35,9 @@ static size_t round_keys(const cistern_space *space, size_t n) {
 
 static int32_t check(const cistern_space *space, bool pointers_ok) {
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (!pointers_ok)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL");
     return cst_check_fork(space->client);
 }
 
@@ -96,7 +96,7 @@ static const uint8_t *parent_of(const struct put *put, size_t i) {
 static int32_t reserve(const struct put *put, size_t at, size_t n, cistern_slot **slots,
                        uint32_t *busy_ms) {
     size_t block = put->space->descriptor->block_tokens;
-    bool flat = cst_space_is_flat(put->space);
+    bool flat = cst_client_space_is_flat(put->space);
 
     return cst_reserve(put->space, parent_of(put, at), put->keys + at * CISTERN_KEY_SIZE,
                        flat ? NULL : put->tokens + at * block,
@@ -163,7 +163,7 @@ static int32_t put_round(const struct put *put, size_t at, size_t n, uint32_t *b
     if (status)
         return status;
     *busy_ms = CST_MAX(*busy_ms, hint);
-    if (!cst_space_is_flat(put->space)) {
+    if (!cst_client_space_is_flat(put->space)) {
         use = stored_run(put, at, n);
         cistern_abort(put->space, slots + use, n - use);
         if (use < n)
@@ -176,7 +176,7 @@ static int32_t put_round(const struct put *put, size_t at, size_t n, uint32_t *b
 static bool blocks_rest(const struct put *put, size_t at, size_t n) {
     size_t stored = stored_run(put, at, n);
 
-    if (cst_space_is_flat(put->space) || stored == n)
+    if (cst_client_space_is_flat(put->space) || stored == n)
         return false;
     at += stored;
     if (!is_open(put->statuses[at]))

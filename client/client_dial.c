@@ -35,16 +35,16 @@ enum {
 static int32_t add_path(struct cst_dial *d, const char *path) {
     d->paths[d->n_paths] = cst_strdup(path);
     if (!d->paths[d->n_paths])
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     d->n_paths++;
     return CISTERN_OK;
 }
 
 static int32_t add_only_path(struct cst_dial *d, const char *path) {
     if (strlen(path) > PATH_MAX_BYTES)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT,
-                        "the socket path has %zu bytes; at most %d are possible", strlen(path),
-                        (int)PATH_MAX_BYTES);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT,
+                               "the socket path has %zu bytes; at most %d are possible",
+                               strlen(path), (int)PATH_MAX_BYTES);
     return add_path(d, path);
 }
 
@@ -87,11 +87,11 @@ int32_t cst_dial_init(struct cst_dial *d, const cistern_client_options *options)
     (void)snprintf(cut, sizeof(cut), "%s", name);
     d->name = cst_strdup(cut);
     if (!d->name)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     if (path && path[0])
         return add_only_path(d, path);
     if (options->socket_path)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the socket path is empty");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the socket path is empty");
     return add_usual_paths(d);
 }
 
@@ -141,13 +141,14 @@ static int32_t check_peer(const struct cst_dial *d, int fd) {
     socklen_t n = sizeof(peer);
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) < 0)
-        return cst_fail(CISTERN_E_SYSTEM, "SO_PEERCRED: %s", strerrordesc_np(errno));
+        return cst_client_fail(CISTERN_E_SYSTEM, "SO_PEERCRED: %s", strerrordesc_np(errno));
     if (cst_dial_is_trusted(peer.uid, d->server_uid))
         return CISTERN_OK;
-    return cst_fail(CISTERN_E_UNTRUSTED_SERVER,
-                    "the socket is served by uid %u, which is neither root, uid %u, user cistern "
-                    "nor $CISTERN_SERVER_UID",
-                    (unsigned)peer.uid, (unsigned)geteuid());
+    return cst_client_fail(
+        CISTERN_E_UNTRUSTED_SERVER,
+        "the socket is served by uid %u, which is neither root, uid %u, user cistern "
+        "nor $CISTERN_SERVER_UID",
+        (unsigned)peer.uid, (unsigned)geteuid());
 }
 
 /* ---- hello ---- */
@@ -169,19 +170,21 @@ static int32_t connect_any(const struct cst_dial *d, int fd) {
             error = errno;
     }
     if (d->n_paths == 1)
-        return cst_fail(CISTERN_E_DISCONNECTED, "no daemon at %s: %s", d->paths[0],
-                        strerrordesc_np(error));
-    return cst_fail(CISTERN_E_DISCONNECTED, "no daemon at any of the usual sockets (%s, ...): %s",
-                    d->paths[0], strerrordesc_np(error));
+        return cst_client_fail(CISTERN_E_DISCONNECTED, "no daemon at %s: %s", d->paths[0],
+                               strerrordesc_np(error));
+    return cst_client_fail(CISTERN_E_DISCONNECTED,
+                           "no daemon at any of the usual sockets (%s, ...): %s", d->paths[0],
+                           strerrordesc_np(error));
 }
 
 static int32_t keep_hello(struct cst_hello *out, const Cistern__V1__HelloReply *reply) {
     if (reply->version != CST_PROTOCOL_VERSION)
-        return cst_fail(CISTERN_E_BAD_VERSION, "the daemon speaks protocol version %u, not %d",
-                        (unsigned)reply->version, CST_PROTOCOL_VERSION);
+        return cst_client_fail(CISTERN_E_BAD_VERSION,
+                               "the daemon speaks protocol version %u, not %d",
+                               (unsigned)reply->version, CST_PROTOCOL_VERSION);
     if (reply->packet_max < PACKET_MIN || !reply->keys_max ||
         strlen(reply->namespace_) >= CST_NAMESPACE_MAX)
-        return cst_fail(CISTERN_E_CORRUPT, "the daemon's Hello names impossible limits");
+        return cst_client_fail(CISTERN_E_CORRUPT, "the daemon's Hello names impossible limits");
     *out = (struct cst_hello){
         .epoch = reply->epoch,
         .staging_bytes = reply->staging_bytes,
@@ -205,22 +208,23 @@ static int32_t read_hello(struct cst_hello *out, const uint8_t *data, size_t n) 
 
     if (cst_packet_parse(&packet, data, n) || packet.type != CST_MSG_HELLO ||
         !(packet.flags & CST_PACKET_REPLY))
-        return cst_fail(CISTERN_E_CORRUPT, "the server did not answer the Hello with a Hello");
+        return cst_client_fail(CISTERN_E_CORRUPT,
+                               "the server did not answer the Hello with a Hello");
     wire = cst_packet_error(&packet, text, sizeof(text));
     if (wire)
-        return cst_fail(cst_status_to_api((uint32_t)wire), "%s", text);
+        return cst_client_fail(cst_status_to_api((uint32_t)wire), "%s", text);
     cst_arena_init(&arena, room, sizeof(room));
     reply = cst_message_unpack(cst_message_descriptor(CST_MSG_HELLO, true), packet.payload,
                                packet.length, &arena);
     if (!reply)
-        return cst_fail(CISTERN_E_CORRUPT, "the daemon's Hello cannot be decoded");
+        return cst_client_fail(CISTERN_E_CORRUPT, "the daemon's Hello cannot be decoded");
     return keep_hello(out, (const Cistern__V1__HelloReply *)reply);
 }
 
 static int32_t hello_error(ssize_t r) {
     if (r == -EAGAIN)
-        return cst_fail(CISTERN_E_TIMEOUT, "the daemon did not answer the Hello in time");
-    return cst_fail(CISTERN_E_DISCONNECTED, "the daemon closed the connection at the Hello");
+        return cst_client_fail(CISTERN_E_TIMEOUT, "the daemon did not answer the Hello in time");
+    return cst_client_fail(CISTERN_E_DISCONNECTED, "the daemon closed the connection at the Hello");
 }
 
 static int32_t say_hello(const struct cst_dial *d, int fd, struct cst_hello *out) {
@@ -248,7 +252,7 @@ int32_t cst_dial(const struct cst_dial *d, int fd, struct cst_hello *out) {
 
     if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)) < 0 ||
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) < 0)
-        return cst_fail(CISTERN_E_SYSTEM, "setsockopt: %s", strerrordesc_np(errno));
+        return cst_client_fail(CISTERN_E_SYSTEM, "setsockopt: %s", strerrordesc_np(errno));
     status = connect_any(d, fd);
     if (!status)
         status = check_peer(d, fd);

@@ -20,7 +20,7 @@ enum { LIBRARY_ONLY = 80 }; /* statuses from here on never come from a daemon */
 
 static _Thread_local char last_error[CST_ERROR_TEXT];
 
-int32_t cst_fail(int32_t status, const char *fmt, ...) {
+int32_t cst_client_fail(int32_t status, const char *fmt, ...) {
     va_list ap;
 
     va_start(ap, fmt);
@@ -29,8 +29,8 @@ int32_t cst_fail(int32_t status, const char *fmt, ...) {
     return status;
 }
 
-int32_t cst_fail_status(int32_t status) {
-    return cst_fail(status, "%s", cst_status_text(-status));
+int32_t cst_client_fail_status(int32_t status) {
+    return cst_client_fail(status, "%s", cst_status_text(-status));
 }
 
 static bool is_listed(uint32_t wire) {
@@ -67,5 +67,5 @@ CST_EXPORT const char *cistern_status_text(int32_t status) {
 }
 
 CST_EXPORT int32_t cistern_private_fail(int32_t status, const char *sentence) {
-    return cst_fail(status, "%s", sentence);
+    return cst_client_fail(status, "%s", sentence);
 }

@@ -49,7 +49,7 @@ static void register_handlers(void) {
 int32_t cst_fork_watch(cistern_client *c) {
     (void)pthread_once(&once, register_handlers);
     if (!registered)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     (void)pthread_mutex_lock(&registry_lock);
     cst_list_append(&clients, &c->link);
     (void)pthread_mutex_unlock(&registry_lock);

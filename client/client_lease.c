@@ -21,8 +21,9 @@
 
 enum {
     ACQUIRE_KEYS_FIELD = 2,
-    FEW = 64,          /* leases that fit the stack */
-    RELEASE_MAX = 256, /* ids of one Release or Acquire; fits the stack and any packet */
+    FEW = 64,           /* leases that fit the stack */
+    ACQUIRE_MAX = 3072, /* keys of one Acquire: their records fit any answer */
+    RELEASE_MAX = 256,  /* ids of one Release or Acquire; fits the stack and any packet */
 };
 
 /* One Acquire: n keys, leases from the pool, ids first .. first + n - 1. */
@@ -46,7 +47,7 @@ static void lease_put(cistern_lease *lease) {
     if (lease->slab)
         cst_slab_unref(c, lease->slab);
     lease->slab = NULL;
-    cst_space_unref(lease->space);
+    cst_client_space_unref(lease->space);
     cst_pool_put(&c->leases, lease);
 }
 
@@ -72,7 +73,7 @@ static bool lease_get(cistern_lease **out, struct acquire *a, size_t i) {
         .owed = true,
     };
     cst_list_init(&lease->link);
-    cst_space_ref(a->space);
+    cst_client_space_ref(a->space);
     *out = lease;
     return true;
 }
@@ -281,7 +282,7 @@ static int32_t map_slabs(struct acquire *a) {
         size_t from = i, n = unmapped_slabs(a, &i, ids, CST_PACKET_FDS_MAX);
 
         if (!is_live(c, a->leases[0]))
-            status = cst_fail(CISTERN_E_DISCONNECTED, "%s", c->conn.lost);
+            status = cst_client_fail(CISTERN_E_DISCONNECTED, "%s", c->conn.lost);
         else if (n)
             status = cst_map_fetch(c, ids, n);
         for (size_t k = from; !status && k < i; k++)
@@ -302,7 +303,7 @@ static int32_t get_leases(struct acquire *a) {
         if (!lease_get(&a->leases[i], a, i)) {
             for (size_t k = 0; k < i; k++)
                 lease_put(a->leases[k]);
-            return cst_fail_status(CISTERN_E_NO_MEMORY);
+            return cst_client_fail_status(CISTERN_E_NO_MEMORY);
         }
     }
     c->next_lease += a->n;
@@ -396,7 +397,7 @@ static int32_t acquire_all(cistern_space *space, const uint8_t *keys, size_t n, 
     for (;;) {
         int32_t status;
 
-        plan.n = n - *done;
+        plan.n = CST_MIN(n - *done, (size_t)ACQUIRE_MAX);
         status = cst_plan_enter(c, space, &plan);
         if (status) {
             (void)pthread_mutex_lock(&c->lock);
@@ -411,7 +412,7 @@ static int32_t acquire_all(cistern_space *space, const uint8_t *keys, size_t n, 
             break;
         cst_leave(c, CST_NEED_NOTHING);
     }
-    return is_live(c, found[0]) ? CISTERN_OK : cst_fail_status(CISTERN_E_DISCONNECTED);
+    return is_live(c, found[0]) ? CISTERN_OK : cst_client_fail_status(CISTERN_E_DISCONNECTED);
 }
 
 static int32_t acquire(cistern_space *space, const uint8_t *keys, size_t n,
@@ -439,11 +440,12 @@ static int32_t read_acquire_options(const cistern_space *space, cistern_acquire_
     if (status)
         return status;
     if (known->mode > 1)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the mode is 0 or 1");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the mode is 0 or 1");
     if (known->layer_first > n_layers || known->layer_count > n_layers - known->layer_first)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the layer range ends after layer %u", n_layers);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the layer range ends after layer %u",
+                               n_layers);
     if (known->n_release && !known->release)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "release is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "release is NULL");
     return CISTERN_OK;
 }
 
@@ -456,9 +458,9 @@ CST_EXPORT int32_t cistern_acquire(cistern_space *space, const uint8_t *keys, si
     int32_t status;
 
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (n && (!keys || !leases || !statuses))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "keys, leases or statuses is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "keys, leases or statuses is NULL");
     if (cst_check_fork(space->client))
         return CISTERN_E_FORKED;
     status = read_acquire_options(space, &known, options);
@@ -468,7 +470,7 @@ CST_EXPORT int32_t cistern_acquire(cistern_space *space, const uint8_t *keys, si
         many = cst_malloc(n * sizeof(*many));
     if ((n > FEW && !many) || !n) {
         cistern_release(space->client, known.release, known.n_release);
-        return n ? cst_fail_status(CISTERN_E_NO_MEMORY) : CISTERN_OK;
+        return n ? cst_client_fail_status(CISTERN_E_NO_MEMORY) : CISTERN_OK;
     }
     return acquire(space, keys, n, &known, many ? many : few, leases, statuses);
 }
@@ -477,7 +479,7 @@ CST_EXPORT int32_t cistern_acquire(cistern_space *space, const uint8_t *keys, si
 
 static int32_t check_lease(const cistern_lease *lease) {
     if (!lease || !lease->held)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the lease is NULL or released");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the lease is NULL or released");
     return cst_check_fork(lease->client);
 }
 
@@ -488,7 +490,8 @@ CST_EXPORT int32_t cistern_lease_data(const cistern_lease *lease, const void **d
     if (status)
         return status;
     if (!data || !size || (info && info->size < sizeof(info->size)))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "data or size is NULL, or info->size not set");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT,
+                               "data or size is NULL, or info->size not set");
     *data = lease->data;
     *size = lease->size;
     if (info) {
@@ -529,9 +532,10 @@ static int32_t decode_status(int r) {
     case 0:
         return CISTERN_OK;
     case CST_CODEC_E_VERSION:
-        return cst_fail(CISTERN_E_UNSUPPORTED, "the frame has a version that is not known here");
+        return cst_client_fail(CISTERN_E_UNSUPPORTED,
+                               "the frame has a version that is not known here");
     default:
-        return cst_fail(CISTERN_E_CORRUPT, "the frame does not decode; treat it as a miss");
+        return cst_client_fail(CISTERN_E_CORRUPT, "the frame does not decode; treat it as a miss");
     }
 }
 
@@ -548,9 +552,9 @@ CST_EXPORT int32_t cistern_lease_decode(const cistern_lease *lease, void *block,
         return status;
     descriptor = lease->space->descriptor;
     if (!lease->packed)
-        return cst_fail(CISTERN_E_BAD_STATE, "the lease is not packed: read its data");
+        return cst_client_fail(CISTERN_E_BAD_STATE, "the lease is not packed: read its data");
     if (!block || size < descriptor->block_bytes)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the block is NULL or too small");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the block is NULL or too small");
     if (lease->layer_count)
         n_layers = lease->layer_count;
     else if (lease->layer_first)
@@ -558,7 +562,7 @@ CST_EXPORT int32_t cistern_lease_decode(const cistern_lease *lease, void *block,
     work_size = cst_codec_work_size(descriptor);
     work = work_get(lease->space, work_size + ALIGN);
     if (!work)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     r = cst_frame_decode(block, size, lease->data, lease->size, descriptor, lease->layer_first,
                          n_layers, (void *)cst_align_up((uintptr_t)work, ALIGN), work_size);
     work_put(lease->space, work);

@@ -147,9 +147,9 @@ static int32_t lookup_run(cistern_space *space, const uint8_t *keys, size_t n,
 
 static int32_t check(const cistern_space *space, bool pointers_ok) {
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (!pointers_ok)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL or its size not set");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "an argument is NULL or its size not set");
     return cst_check_fork(space->client);
 }
 
@@ -200,8 +200,8 @@ CST_EXPORT int32_t cistern_lookup(cistern_space *space, const uint32_t *tokens, 
 
     if (status)
         return status;
-    if (cst_space_is_flat(space))
-        return cst_fail(CISTERN_E_BAD_STATE, "a flat space has no prompts: use lookup_each");
+    if (cst_client_space_is_flat(space))
+        return cst_client_fail(CISTERN_E_BAD_STATE, "a flat space has no prompts: use lookup_each");
     match = (cistern_match){ .blocks = 0 };
     if (!n_tokens) {
         write_match(out, &match);
@@ -211,7 +211,7 @@ CST_EXPORT int32_t cistern_lookup(cistern_space *space, const uint32_t *tokens, 
     if (!keys && n) {
         own = cst_malloc(n * CISTERN_KEY_SIZE);
         if (!own)
-            return cst_fail_status(CISTERN_E_NO_MEMORY);
+            return cst_client_fail_status(CISTERN_E_NO_MEMORY);
         cst_key_chain(space->root, tokens, n * space->descriptor->block_tokens,
                       space->descriptor->block_tokens, own);
         keys = own;

@@ -34,7 +34,7 @@ static int32_t check_take(cistern_client *c, const struct cst_plan *plan) {
     if (plan->take)
         return CISTERN_OK;
     cst_leave(c, plan->need);
-    return cst_fail(CISTERN_E_TOO_LARGE, "one key does not fit the daemon's limits");
+    return cst_client_fail(CISTERN_E_TOO_LARGE, "one key does not fit the daemon's limits");
 }
 
 int32_t cst_plan_enter(cistern_client *c, cistern_space *space, struct cst_plan *plan) {

@@ -20,7 +20,9 @@
 enum {
     KEYS_FIELD = 3,
     TOKENS_FIELD = 5,
-    ABORT_MAX = 128, /* slots of an Abort that is not waited for: needs no heap */
+    RESERVE_MAX = 3072,       /* keys of one Reserve: their records fit any answer */
+    RESERVE_TOKENS = 1 << 20, /* token ids of one Reserve */
+    ABORT_MAX = 128,          /* slots of an Abort that is not waited for: needs no heap */
 };
 
 /* ---- life of a slot; lock held ---- */
@@ -29,7 +31,7 @@ void cst_slot_put(cistern_slot *slot) {
     slot->held = false;
     slot->data = NULL;
     cst_staging_unref(slot->staging);
-    cst_space_unref(slot->space);
+    cst_client_space_unref(slot->space);
     cst_pool_put(&slot->client->slots, slot);
 }
 
@@ -52,7 +54,7 @@ static cistern_slot *slot_get(cistern_space *space, uint32_t tokens) {
                             .size = space->descriptor->block_bytes,
                             .tokens = tokens };
     cst_list_init(&slot->link);
-    cst_space_ref(space);
+    cst_client_space_ref(space);
     cst_staging_ref(slot->staging);
     return slot;
 }
@@ -155,7 +157,7 @@ static int32_t reserve_send(struct reserve *r, const struct run *run, enum cst_n
     size_t used = 0;
 
     message.space = space->handle;
-    if (!cst_space_is_flat(space))
+    if (!cst_client_space_is_flat(space))
         message.parent =
             (ProtobufCBinaryData){ CISTERN_KEY_SIZE, (uint8_t *)(uintptr_t)run->parent };
     if (need == CST_NEED_LISTS) {
@@ -192,7 +194,7 @@ static int32_t reserve_run(struct reserve *r, const struct run *run, enum cst_ne
     for (got = 0; got < run->n && !status; got++) {
         r->slots[got] = slot_get(r->space, tokens_of(r->space, run, got));
         if (!r->slots[got])
-            status = cst_fail_status(CISTERN_E_NO_MEMORY);
+            status = cst_client_fail_status(CISTERN_E_NO_MEMORY);
     }
     got -= status != CISTERN_OK;
     r->n = run->n;
@@ -226,16 +228,21 @@ static struct run run_from(const cistern_space *space, const struct run *whole, 
     return run;
 }
 
+static size_t reserve_max(const cistern_space *space) {
+    return CST_MIN((size_t)RESERVE_MAX, (size_t)RESERVE_TOKENS / space->descriptor->block_tokens);
+}
+
 int32_t cst_reserve_check(const cistern_space *space, const uint32_t *tokens, size_t n_tokens,
                           size_t n) {
     size_t block = space->descriptor->block_tokens;
 
-    if (cst_space_is_flat(space))
-        return n_tokens ? cst_fail(CISTERN_E_BAD_ARGUMENT, "a flat space takes no tokens")
+    if (cst_client_space_is_flat(space))
+        return n_tokens ? cst_client_fail(CISTERN_E_BAD_ARGUMENT, "a flat space takes no tokens")
                         : CISTERN_OK;
     if (!tokens || n_tokens > n * block || n_tokens <= (n - 1) * block)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "%zu blocks need %zu to %zu token ids, not %zu", n,
-                        (n - 1) * block + 1, n * block, n_tokens);
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT,
+                               "%zu blocks need %zu to %zu token ids, not %zu", n,
+                               (n - 1) * block + 1, n * block, n_tokens);
     return CISTERN_OK;
 }
 
@@ -257,7 +264,7 @@ int32_t cst_reserve(cistern_space *space, const uint8_t *parent, const uint8_t *
                              .slots = slots + done,
                              .statuses = statuses + done };
         struct cst_plan plan = {
-            .n = n - done,
+            .n = CST_MIN(n - done, reserve_max(space)),
             .key_bytes = CISTERN_KEY_SIZE + (n_tokens ? 4 * space->descriptor->block_tokens : 0),
             .reply_bytes = sizeof(struct cst_slot_record),
             .other_bytes = CISTERN_KEY_SIZE,
@@ -288,9 +295,9 @@ CST_EXPORT int32_t cistern_reserve(cistern_space *space, const uint8_t *parent, 
     int32_t status;
 
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     if (n && (!keys || !slots || !statuses))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "keys, slots or statuses is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "keys, slots or statuses is NULL");
     if (cst_check_fork(space->client))
         return CISTERN_E_FORKED;
     if (!n)
@@ -303,11 +310,11 @@ CST_EXPORT int32_t cistern_reserve(cistern_space *space, const uint8_t *parent, 
 
 CST_EXPORT int32_t cistern_slot_data(cistern_slot *slot, void **data, size_t *size) {
     if (!slot || !slot->held)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the slot is NULL, committed or aborted");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the slot is NULL, committed or aborted");
     if (cst_check_fork(slot->client))
         return CISTERN_E_FORKED;
     if (!data || !size)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "data or size is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "data or size is NULL");
     *data = slot->data;
     *size = slot->size;
     return CISTERN_OK;

@@ -19,7 +19,7 @@
 /* ---- descriptors ---- */
 
 static int32_t bad_descriptor(const char *text) {
-    return cst_fail(CISTERN_E_BAD_DESCRIPTOR, "%s", text);
+    return cst_client_fail(CISTERN_E_BAD_DESCRIPTOR, "%s", text);
 }
 
 /* False if v does not fit the byte that it becomes. */
@@ -112,16 +112,17 @@ static int32_t descriptor_from_api(struct cst_descriptor **out, const cistern_de
 
     *out = NULL;
     if (!given)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the descriptor is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the descriptor is NULL");
     status = cst_options_read(&in, sizeof(in), given, "descriptor");
     if (status)
         return status;
     if (in.n_layers > CST_LAYERS_MAX || in.n_segments > CST_SEGMENTS_MAX)
         return bad_descriptor("too many layers or segments");
     if ((in.n_layers && !in.layers) || (in.n_segments && !in.segments))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "the descriptor's layers or segments are NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT,
+                               "the descriptor's layers or segments are NULL");
     *out = descriptor_new(&in);
-    return *out ? descriptor_fill(*out, &in) : cst_fail_status(CISTERN_E_NO_MEMORY);
+    return *out ? descriptor_fill(*out, &in) : cst_client_fail_status(CISTERN_E_NO_MEMORY);
 }
 
 /* Canonical bytes, owned by the caller, and their hash. */
@@ -130,7 +131,7 @@ static int32_t canonical_new(uint8_t **out, size_t *n, uint8_t fingerprint[32],
     uint8_t *room = cst_malloc(CST_DESCRIPTOR_BYTES_MAX);
 
     if (!room)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     *n = cst_descriptor_encode(d, room, CST_DESCRIPTOR_BYTES_MAX);
     if (*n) {
         cst_descriptor_fingerprint(room, *n, fingerprint);
@@ -139,7 +140,7 @@ static int32_t canonical_new(uint8_t **out, size_t *n, uint8_t fingerprint[32],
     (void)cst_free(room);
     if (!*n)
         return bad_descriptor("the descriptor does not fit a packet");
-    return *out ? CISTERN_OK : cst_fail_status(CISTERN_E_NO_MEMORY);
+    return *out ? CISTERN_OK : cst_client_fail_status(CISTERN_E_NO_MEMORY);
 }
 
 CST_EXPORT int32_t cistern_descriptor_fingerprint(const cistern_descriptor *descriptor,
@@ -150,7 +151,7 @@ CST_EXPORT int32_t cistern_descriptor_fingerprint(const cistern_descriptor *desc
     int32_t status = descriptor_from_api(&d, descriptor);
 
     if (!status && !out)
-        status = cst_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
+        status = cst_client_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
     if (!status)
         status = canonical_new(&canonical, &n, out, d);
     (void)cst_descriptor_free(d);
@@ -170,16 +171,16 @@ static cistern_space *space_free(cistern_space *space) {
 }
 CST_DEFINE_FREEP(cistern_space, space_free)
 
-void cst_space_ref(cistern_space *space) {
+void cst_client_space_ref(cistern_space *space) {
     space->refs++;
 }
 
-void cst_space_unref(cistern_space *space) {
+void cst_client_space_unref(cistern_space *space) {
     if (!--space->refs)
         (void)space_free(space);
 }
 
-void cst_space_free_all(cistern_client *c) {
+void cst_client_space_free_all(cistern_client *c) {
     struct cst_list *link;
 
     while ((link = cst_list_first(&c->spaces)))
@@ -194,10 +195,10 @@ static int32_t space_options(cistern_space *space, const cistern_space_options *
         return status;
     if (known.kind >= CST_KINDS || known.scope > CISTERN_SCOPE_PUBLIC ||
         known.quality_class >= CST_CLASSES)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "kind, scope or quality class is unknown");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "kind, scope or quality class is unknown");
     if (known.salt_size > sizeof(space->salt) || (known.salt_size && !known.salt))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "a salt has at most %zu bytes",
-                        sizeof(space->salt));
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "a salt has at most %zu bytes",
+                               sizeof(space->salt));
     space->kind = known.kind;
     space->scope = known.scope;
     space->quality_class = known.quality_class;
@@ -214,7 +215,7 @@ static int32_t space_new(cistern_space **out, cistern_client *c,
     int32_t status;
 
     if (!space)
-        return cst_fail_status(CISTERN_E_NO_MEMORY);
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     cst_list_init(&space->link);
     space->client = c;
     space->refs = 1;
@@ -256,7 +257,7 @@ static int32_t attach_reply(struct cst_call *call, const struct cst_packet *pack
     return CISTERN_OK;
 }
 
-int32_t cst_space_attach(cistern_space *space) {
+int32_t cst_client_space_attach(cistern_space *space) {
     struct attach attach = { .call = CST_CALL_INIT(attach_reply), .space = space };
     Cistern__V1__SpaceOpen message = CISTERN__V1__SPACE_OPEN__INIT;
 
@@ -279,7 +280,7 @@ CST_EXPORT int32_t cistern_space_open(cistern_client *client, const cistern_desc
     int32_t status;
 
     if (!client || !out)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "client or out is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "client or out is NULL");
     if (cst_check_fork(client))
         return CISTERN_E_FORKED;
     status = space_new(&space, client, descriptor, options);
@@ -334,7 +335,7 @@ CST_EXPORT void cistern_space_close(cistern_space *space) {
     (void)pthread_mutex_lock(&c->slow); /* nobody opens the same identity meanwhile */
     (void)pthread_mutex_lock(&c->lock);
     detach(c, space);
-    cst_space_unref(space);
+    cst_client_space_unref(space);
     cst_leave(c, CST_NEED_LISTS);
 }
 
@@ -350,7 +351,7 @@ CST_EXPORT uint32_t cistern_space_block_tokens(const cistern_space *space) {
 
 static int32_t check_space(const cistern_space *space) {
     if (!space)
-        return cst_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space is NULL");
     return cst_check_fork(space->client);
 }
 
@@ -360,7 +361,7 @@ CST_EXPORT int32_t cistern_key_root(const cistern_space *space, uint8_t out[32])
     if (status)
         return status;
     if (!out)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "out is NULL");
     memcpy(out, space->root, sizeof(space->root));
     return CISTERN_OK;
 }
@@ -377,9 +378,10 @@ CST_EXPORT int32_t cistern_key_chain(const cistern_space *space, const uint8_t *
     block = space->descriptor->block_tokens;
     n = n_tokens / block + (n_tokens % block != 0);
     if ((n && (!tokens || !keys)) || !n_keys)
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "tokens, keys or n_keys is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "tokens, keys or n_keys is NULL");
     if (n > cap)
-        return cst_fail(CISTERN_E_TOO_LARGE, "%zu keys are needed, there is room for %zu", n, cap);
+        return cst_client_fail(CISTERN_E_TOO_LARGE, "%zu keys are needed, there is room for %zu", n,
+                               cap);
     cst_key_chain(parent ? parent : space->root, tokens, n_tokens, block, keys);
     *n_keys = n;
     return CISTERN_OK;
@@ -389,14 +391,14 @@ CST_EXPORT int32_t cistern_key_block(const uint8_t parent[32], const uint32_t *t
                                      uint32_t n_tokens, const void *extra, uint32_t extra_size,
                                      uint8_t out[32]) {
     if (!parent || !out || (n_tokens && !tokens) || (extra_size && !extra))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "parent, tokens, extra or out is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "parent, tokens, extra or out is NULL");
     cst_key_block(parent, tokens, n_tokens, extra, extra_size, out);
     return CISTERN_OK;
 }
 
 CST_EXPORT int32_t cistern_key_from_bytes(const void *data, size_t size, uint8_t out[32]) {
     if (!out || (size && !data))
-        return cst_fail(CISTERN_E_BAD_ARGUMENT, "data or out is NULL");
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "data or out is NULL");
     cst_key_from_bytes(data, size, out);
     return CISTERN_OK;
 }
