@@ -208,7 +208,8 @@ static void lookup(struct fake_daemon *f, struct fake_connection *c, const struc
             f->blocks[0].parent; /* tests store the first block first: its parent is the root */
     match_tail(f, parent, m->tail.data, m->tail.len / 4, &reply);
     cst_store32(&run.count, reply.present);
-    if (reply.present)
+    reply.worst_tier = reply.present ? CISTERN_TIER_HOT : CISTERN_TIER_NONE;
+    if (reply.present && !m->brief)
         reply.tiers = (ProtobufCBinaryData){ sizeof(run), (uint8_t *)&run };
     reply.cost_ns = reply.present * UINT64_C(1000);
     fake_reply(f, c, p, &reply.base);

@@ -158,6 +158,7 @@ static void test_without_a_daemon(void **state) {
 
 struct lie_row {
     const char *name;
+    bool brief; /* told to cistern_lookup(), else to cistern_lookup_keys() */
     Cistern__V1__LookupReply reply;
     struct cst_tier_run runs[2];
     size_t tiers_size;
@@ -168,26 +169,31 @@ static const uint8_t any_key[32] = { 1 };
 #define KEY                                                                                        \
     { 32, (uint8_t *)(uintptr_t)any_key }
 static const struct lie_row lie_rows[] = {
-    { "more blocks than asked", { .present = 3 }, { { 1, { { 3 } } } }, 5 },
-    { "no tiers", { .present = 2 }, { { 0 } }, 0 },
-    { "tiers for too few", { .present = 2 }, { { 1, { { 1 } } } }, 5 },
-    { "tiers for too many", { .present = 1 }, { { 1, { { 2 } } } }, 5 },
+    { "more blocks than asked", true, { .present = 3 }, { { 0 } }, 0 },
+    { "tiers that were not asked for", true, { .present = 2 }, { { 1, { { 2 } } } }, 5 },
+    { "no tiers", false, { .present = 2 }, { { 0 } }, 0 },
+    { "tiers for too few", false, { .present = 2 }, { { 1, { { 1 } } } }, 5 },
+    { "tiers for too many", false, { .present = 1 }, { { 1, { { 2 } } } }, 5 },
     { "tier counts that overflow",
+      false,
       { .present = 2 },
       { { 1, { { 3 } } }, { 1, { { 255, 255, 255, 255 } } } },
       10 },
     { "partial longer than the tail",
+      true,
       { .present = 2, .partial_tokens = 6, .partial_stored = 6, .partial_key = KEY },
-      { { 1, { { 2 } } } },
-      5 },
+      { { 0 } },
+      0 },
     { "partial longer than stored",
+      true,
       { .present = 2, .partial_tokens = 4, .partial_stored = 3, .partial_key = KEY },
-      { { 1, { { 2 } } } },
-      5 },
+      { { 0 } },
+      0 },
     { "partial without a key",
+      true,
       { .present = 2, .partial_tokens = 4, .partial_stored = 4 },
-      { { 1, { { 2 } } } },
-      5 },
+      { { 0 } },
+      0 },
 };
 
 static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const struct cst_packet *p) {
@@ -209,6 +215,8 @@ static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const str
 static void test_lie(void **state) {
     const struct lie_row *row = *state;
     uint32_t tokens[2 * BT + 5] = { 0 };
+    uint8_t keys[2 * 32] = { 0 }, tiers[2];
+    size_t present = 77;
     cistern_match match = { .size = sizeof(match), .blocks = 77 };
     void *fixture;
     struct fake_fixture *x;
@@ -216,9 +224,14 @@ static void test_lie(void **state) {
     fake_setup(&fixture);
     x = fixture;
     fake_set_hook(x->f, tell_lie, (void *)(uintptr_t)row);
-    assert_int_equal(cistern_lookup(x->space, tokens, CST_COUNT(tokens), NULL, &match),
-                     CISTERN_E_CORRUPT);
+    if (row->brief)
+        assert_int_equal(cistern_lookup(x->space, tokens, CST_COUNT(tokens), NULL, &match),
+                         CISTERN_E_CORRUPT);
+    else
+        assert_int_equal(cistern_lookup_keys(x->space, keys, 2, tiers, &present),
+                         CISTERN_E_CORRUPT);
     assert_int_equal(match.blocks, 77);
+    assert_int_equal(present, 77);
     assert_int_equal(cistern_client_ping(x->client), CISTERN_OK); /* the connection goes on */
     fake_teardown(&fixture);
 }
