@@ -44,8 +44,16 @@ static void move_some(struct cst_hashmap *map, size_t n) {
     }
 }
 
+static bool is_full(const struct cst_hashmap *map) {
+    return !map->buckets[0] || (map->count > map->mask[0] && !map->buckets[1]);
+}
+
+static size_t grown(const struct cst_hashmap *map) {
+    return map->buckets[0] ? 2 * (map->mask[0] + 1) : FIRST_BUCKETS;
+}
+
 static int grow(struct cst_hashmap *map) {
-    size_t n = map->buckets[0] ? 2 * (map->mask[0] + 1) : FIRST_BUCKETS;
+    size_t n = grown(map);
     struct cst_hnode **fresh = cst_calloc(n, sizeof(*fresh));
 
     if (!fresh)
@@ -81,7 +89,7 @@ int cst_hashmap_insert(struct cst_hashmap *map, struct cst_hnode *node, uint64_t
     struct cst_hnode **bucket;
 
     move_some(map, MOVE_STEP);
-    if (!map->buckets[0] || (map->count > map->mask[0] && !map->buckets[1])) {
+    if (is_full(map)) {
         int r = grow(map);
 
         if (r)
@@ -112,6 +120,10 @@ size_t cst_hashmap_bytes(const struct cst_hashmap *map) {
 
     n += map->buckets[1] ? map->mask[1] + 1 : 0;
     return n * sizeof(struct cst_hnode *);
+}
+
+size_t cst_hashmap_growth(const struct cst_hashmap *map) {
+    return is_full(map) ? grown(map) * sizeof(struct cst_hnode *) : 0;
 }
 
 void cst_hashmap_for_each(struct cst_hashmap *map, void (*fn)(struct cst_hnode *node, void *arg),

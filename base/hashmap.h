@@ -43,6 +43,9 @@ void cst_hashmap_remove(struct cst_hashmap *map, struct cst_hnode *node);
 /* Heap bytes held by the bucket arrays. */
 size_t cst_hashmap_bytes(const struct cst_hashmap *map);
 
+/* Heap bytes that the next insert will add (the old table goes later). */
+size_t cst_hashmap_growth(const struct cst_hashmap *map);
+
 /* Calls fn for each node; fn may remove (and free) the node it was given, nothing else. */
 void cst_hashmap_for_each(struct cst_hashmap *map, void (*fn)(struct cst_hnode *node, void *arg),
                           void *arg);

@@ -213,8 +213,11 @@ static void leaf_remove(struct cst_block *b, enum cst_gone why) {
     b->superseded = false; /* settling must not come back here */
     if (b->pinned_until)
         cst_block_unpin(b);
-    if (b->evict.in)
+    if (b->evict.in) {
+        space->evict.room = cst_room_left(space->store);
         space->evict.ops->remove(&space->evict, &b->evict, why == CST_GONE_EVICTED);
+        cst_space_index_ghosts(space);
+    }
     count_gone(b, why);
     end_waiting(b, why);
     if (parent && parent->root && parent->n_children == 1 && !parent->holds)

@@ -167,8 +167,11 @@ enum { CST_ROOM_WAIT = 1, CST_ROOM_FULL };
 int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot);
 int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
                     uint32_t *slot);
-/* 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict any idle block. */
+/* So many bytes more: 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict
+ * any idle block. */
 int cst_room_index(struct cst_space *space, size_t bytes);
+/* Bytes that the index may take without asking. */
+uint64_t cst_room_left(const struct cst_store *store);
 /* Something came free: gives slots to what waits in the space, or tells it that there are none. */
 void cst_room_serve(struct cst_space *space);
 /* Gives back every empty slab of the space. */

@@ -56,6 +56,7 @@ struct cst_evict {
     size_t n_ghosts[CST_EVICT_LISTS];
     struct cst_hashmap ghost_map;
     size_t target; /* arc: how many entries the first list should have */
+    size_t room;   /* heap bytes that ghosts may take more; its owner keeps it up to date */
 };
 
 /* Must not move afterwards. */

@@ -54,7 +54,7 @@ static bool arc_forget(struct cst_evict *e) {
     return oldest;
 }
 
-/* Without memory for it there is no ghost: the policy only learns less. */
+/* Without room or memory for it there is no ghost: the policy only learns less. */
 static void ghost_make(struct cst_evict *e, const struct cst_evict_entry *entry) {
     size_t room = e->n[ONCE] + e->n[AGAIN];
     struct ghost *g;
@@ -63,6 +63,8 @@ static void ghost_make(struct cst_evict *e, const struct cst_evict_entry *entry)
     while (e->n_ghosts[ONCE] + e->n_ghosts[AGAIN] >= room)
         if (!arc_forget(e))
             return;
+    if (sizeof(*g) + cst_hashmap_growth(&e->ghost_map) > e->room)
+        return;
     g = cst_calloc(1, sizeof(*g));
     if (!g)
         return;

@@ -54,17 +54,10 @@ struct cst_block *cst_trie_root(const struct cst_space *space, const uint8_t key
     return find(space, &space->roots, key);
 }
 
-static size_t growth(const struct cst_hashmap *map) {
-    size_t n = map->buckets[0] ? map->mask[0] + 1 : 32;
-    bool grows = !map->buckets[0] || (map->count >= n && !map->buckets[1]);
-
-    return grows ? 2 * n * sizeof(struct cst_hnode *) : 0;
-}
-
 size_t cst_trie_need(const struct cst_space *space, uint32_t n_tokens, bool root) {
-    size_t need = cst_block_bytes(n_tokens) + growth(&space->map);
+    size_t need = cst_block_bytes(n_tokens) + cst_hashmap_growth(&space->map);
 
-    return root ? need + cst_block_bytes(0) + growth(&space->roots) : need;
+    return root ? need + cst_block_bytes(0) + cst_hashmap_growth(&space->roots) : need;
 }
 
 static struct cst_block *sibling_block(const struct cst_treap_node *node) {

@@ -50,26 +50,20 @@ static bool fits(const struct cst_store *store, uint64_t bytes) {
     return used <= store->options.memory && store->options.memory - used >= bytes;
 }
 
+uint64_t cst_room_left(const struct cst_store *store) {
+    uint64_t used = store->slab_bytes + store->index_bytes;
+    uint64_t memory = store->options.memory - CST_MIN(store->options.memory, used);
+    uint64_t index = store->options.index - CST_MIN(store->options.index, store->index_bytes);
+
+    return CST_MIN(memory, index);
+}
+
 static bool give_back_one(struct cst_store *store) {
     struct cst_list *it = cst_list_first(&store->empty);
 
     if (it)
         cst_slab_retire(cst_list_entry(it, struct cst_slab_slots, empty));
     return it;
-}
-
-/* Starts a new slab if memory allows, after giving back empty ones. */
-static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes) {
-    struct cst_store *store = space->store;
-    uint64_t blocks = SLAB_BLOCKS_MIN * cst_space_slot_bytes(space);
-    uint64_t size = cst_align_up(CST_MAX(store->options.slab_bytes, blocks), PAGE);
-
-    if (cst_store_now(store) < store->slabs_after_ns)
-        return false;
-    while (!fits(store, size + headroom(store)))
-        if (!give_back_one(store))
-            return false;
-    return cst_slab_make(space, packed, klass, slot_bytes, size) == 0;
 }
 
 /* Can everything in the slab go? */
@@ -170,6 +164,68 @@ static struct cst_block *victim(struct cst_space *space, bool packed, uint32_t k
     return NULL;
 }
 
+/* ---- index ---- */
+
+static bool evict_for_index(struct cst_space *space) {
+    struct cst_evict_entry *e;
+
+    if (space->evict.ops->forget(&space->evict)) {
+        cst_space_index_ghosts(space);
+        return true;
+    }
+    e = space->evict.ops->victim(&space->evict, NULL);
+    if (e)
+        (void)cst_block_remove(cst_container_of(e, struct cst_block, evict), CST_GONE_EVICTED);
+    return e;
+}
+
+/* Own ghosts and leaves first, then those of whoever comes first. */
+static bool evict_any_for_index(struct cst_space *space) {
+    struct cst_list *head = &space->store->spaces, *it;
+
+    if (evict_for_index(space))
+        return true;
+    for (it = head->next; it != head; it = it->next) {
+        struct cst_space *other = cst_list_entry(it, struct cst_space, link);
+
+        if (other != space && evict_for_index(other)) {
+            cst_space_reap(other);
+            return true;
+        }
+    }
+    return false;
+}
+
+int cst_room_index(struct cst_space *space, size_t bytes) {
+    struct cst_store *store = space->store;
+
+    while (store->index_bytes + bytes > store->options.index)
+        if (!evict_any_for_index(space))
+            return CST_STORE_E_LIMIT;
+    while (!fits(store, bytes))
+        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, true, UINT64_MAX) &&
+            !empty_older(space, false, UINT64_MAX))
+            return CST_STORE_E_BUSY;
+    return 0;
+}
+
+/* ---- slots ---- */
+
+/* Starts a new slab if memory allows, after giving back empty ones. */
+static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes) {
+    struct cst_store *store = space->store;
+    uint64_t blocks = SLAB_BLOCKS_MIN * cst_space_slot_bytes(space);
+    uint64_t size = cst_align_up(CST_MAX(store->options.slab_bytes, blocks), PAGE);
+    uint64_t index = cst_slab_index_bytes(store, size / slot_bytes);
+
+    if (cst_store_now(store) < store->slabs_after_ns)
+        return false;
+    while (!fits(store, size + CST_MAX(index, headroom(store))))
+        if (!give_back_one(store))
+            return false;
+    return !cst_room_index(space, index) && !cst_slab_make(space, packed, klass, slot_bytes, size);
+}
+
 static bool take_free(struct cst_list *slabs, struct cst_slab_slots **slab, uint32_t *slot) {
     struct cst_list *it = cst_list_first(slabs);
 
@@ -229,51 +285,6 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slo
             return CST_ROOM_FULL;
         (void)cst_block_remove(own, CST_GONE_EVICTED);
     }
-    return 0;
-}
-
-/* ---- index ---- */
-
-static bool evict_for_index(struct cst_space *space) {
-    struct cst_evict_entry *e;
-
-    if (space->evict.ops->forget(&space->evict)) {
-        cst_space_index_ghosts(space);
-        return true;
-    }
-    e = space->evict.ops->victim(&space->evict, NULL);
-    if (e)
-        (void)cst_block_remove(cst_container_of(e, struct cst_block, evict), CST_GONE_EVICTED);
-    return e;
-}
-
-/* Own ghosts and leaves first, then those of whoever comes first. */
-static bool evict_any_for_index(struct cst_space *space) {
-    struct cst_list *head = &space->store->spaces, *it;
-
-    if (evict_for_index(space))
-        return true;
-    for (it = head->next; it != head; it = it->next) {
-        struct cst_space *other = cst_list_entry(it, struct cst_space, link);
-
-        if (other != space && evict_for_index(other)) {
-            cst_space_reap(other);
-            return true;
-        }
-    }
-    return false;
-}
-
-int cst_room_index(struct cst_space *space, size_t bytes) {
-    struct cst_store *store = space->store;
-
-    while (store->index_bytes + bytes > store->options.index)
-        if (!evict_any_for_index(space))
-            return CST_STORE_E_LIMIT;
-    while (!fits(store, bytes))
-        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, true, UINT64_MAX) &&
-            !empty_older(space, false, UINT64_MAX))
-            return CST_STORE_E_BUSY;
     return 0;
 }
 

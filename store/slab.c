@@ -32,9 +32,13 @@ uint32_t cst_packed_class(uint64_t n) {
     return 8 * octave + eighth;
 }
 
-static size_t meta_bytes(uint32_t n_slots) {
+static size_t meta_bytes(uint64_t n_slots) {
     return sizeof(struct cst_slab_slots) +
            n_slots * (sizeof(struct cst_block *) + sizeof(uint32_t));
+}
+
+size_t cst_slab_index_bytes(const struct cst_store *store, uint64_t n_slots) {
+    return meta_bytes(n_slots) + cst_hashmap_growth(&store->slab_map);
 }
 
 static struct cst_list *free_list(const struct cst_slab_slots *s) {

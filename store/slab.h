@@ -37,6 +37,9 @@ struct cst_slab_slots {
 uint64_t cst_packed_class_bytes(uint32_t klass);
 uint32_t cst_packed_class(uint64_t n);
 
+/* Heap bytes that one more slab takes. */
+size_t cst_slab_index_bytes(const struct cst_store *store, uint64_t n_slots);
+
 /*
  * Starts making a slab of the space. Its bytes count from now on. When the memory is there, or when
  * it failed, the waiting work of the space goes on. 0 or -ENOMEM.

@@ -120,10 +120,15 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     return s;
 }
 
+static struct cst_descriptor *keep(struct cst_descriptor *desc) {
+    return desc;
+}
+
 int cst_space_open(struct cst_space **out, struct cst_namespace *ns, struct cst_descriptor **desc,
                    struct cst_descriptor *(*desc_free)(struct cst_descriptor *),
                    const uint8_t fingerprint[32], enum cst_kind kind, enum cst_class klass) {
     struct cst_space *s = find_space(ns, fingerprint, kind, klass);
+    int r;
 
     if (s) {
         *out = cst_space_ref(s);
@@ -135,10 +140,16 @@ int cst_space_open(struct cst_space **out, struct cst_namespace *ns, struct cst_
     s = space_new(ns, *desc, fingerprint);
     if (!s)
         return cst_err(-ENOMEM);
-    *desc = NULL;
     s->desc_free = desc_free;
     s->kind = kind;
     s->klass = klass;
+    r = cst_room_index(s, 0);
+    if (r) { /* desc stays the caller's */
+        s->desc_free = keep;
+        cst_space_free(s);
+        return r;
+    }
+    *desc = NULL;
     *out = cst_space_ref(s);
     return 0;
 }

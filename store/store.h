@@ -109,7 +109,8 @@ int cst_namespace_get(struct cst_store *store, const char *name, struct cst_name
 const char *cst_namespace_name(const struct cst_namespace *ns);
 
 /* Finds the space (namespace, fingerprint, kind, class) or makes it; takes a reference. On success
- * *desc is taken (set to NULL; freed by desc_free when not needed). CST_STORE_E_LIMIT. */
+ * *desc is taken (set to NULL; freed by desc_free when not needed). CST_STORE_E_LIMIT, _BUSY;
+ * -ENOMEM. */
 int cst_space_open(struct cst_space **out, struct cst_namespace *ns, struct cst_descriptor **desc,
                    struct cst_descriptor *(*desc_free)(struct cst_descriptor *),
                    const uint8_t fingerprint[32], enum cst_kind kind, enum cst_class klass);

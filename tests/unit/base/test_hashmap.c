@@ -124,8 +124,11 @@ static void growth_is_spread_over_inserts(void **state) {
     for (uint32_t key = 0; key < KEYS; key++) {
         size_t moved = w.map.buckets[1] ? w.map.move : 0;
         const void *old = w.map.buckets[1];
+        size_t bytes = cst_hashmap_bytes(&w.map), growth = cst_hashmap_growth(&w.map);
 
         flip(&w, key);
+        assert_true(cst_hashmap_bytes(&w.map) <= bytes + growth);
+        assert_true(!growth || cst_hashmap_bytes(&w.map) == bytes + growth);
         if (old && w.map.buckets[1] == old)
             assert_in_range(w.map.move - moved, 0, 4);
         /* never more than 1 entry a bucket in the long run, never more than 2 tables of room */

@@ -46,6 +46,8 @@ static void on_event(void *arg, struct cst_space *space, enum cst_event what, co
 
     w->events[what]++;
     memcpy(w->last_event_key, key, 32);
+    if (w->hook)
+        w->hook(w->hook_arg, space, what, key);
 }
 
 struct world *world_new(const struct world_options *o) {

@@ -21,6 +21,9 @@ struct world {
     size_t retired; /* slab_retire() calls */
     size_t events[CST_EVENT_DETACHED + 1];
     uint8_t last_event_key[32];
+    /* Told of every event, after it is counted. */
+    void (*hook)(void *arg, struct cst_space *space, enum cst_event what, const uint8_t key[32]);
+    void *hook_arg;
 };
 
 struct world_options {
@@ -76,3 +79,6 @@ int world_store(struct world *w, struct cst_space *space, const uint8_t *parent,
 /* A chain of n full blocks of one-valued tokens from first_token on; keys: n x 32. */
 void world_store_chain(struct world *w, struct cst_space *space, const uint8_t root[32],
                        uint32_t first_token, size_t n, uint8_t *keys);
+
+/* Walks everything and compares with the counters; fails the test on the first difference. */
+void world_check(const struct world *w);

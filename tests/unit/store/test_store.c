@@ -39,6 +39,7 @@ static void stored_blocks_are_found_and_read(void **state) {
         cst_fetch_release(&f.fetch);
     }
     assert_null(cst_space_unref(s));
+    world_check(w);
     world_free(w);
     assert_int_equal(world_slabs, 0);
 }
@@ -79,6 +80,7 @@ static void a_packed_block_comes_back_exact(void **state) {
     assert_true(f.status == 0 && f.fetch.loc.packed && f.fetch.loc.preset == CST_PRESET_LOSSLESS);
     cst_fetch_release(&f.fetch);
     cst_space_unref(s);
+    world_check(w);
     world_free(w);
 }
 
