@@ -8,6 +8,9 @@
  *   2. A slot with a commit can't be aborted: workers read its bytes. It is freed in done().
  *   3. A commit holds a reference of its session until its last slot is done; a session that ended
  *      meanwhile gets no answer.
+ *   4. Copies of one commit end in any order. A block that landed before its parent is asked again
+ *      when all have landed, so that PENDING is only said while an ancestor of another commit is
+ *      missing.
  */
 #include "daemon/slot.h"
 
@@ -18,12 +21,14 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 struct commit {
     struct cst_session *session;
     struct cst_charge charge;
     uint32_t request;
     size_t n, open;
+    struct cst_list pending; /* slots that are done and stored under an unfinished parent */
     struct cst_le16 statuses[];
 };
 
@@ -36,6 +41,8 @@ struct cst_slot {
     uint32_t n_tokens;
     struct commit *commit; /* NULL: open for writing */
     size_t index;          /* of its status in the commit */
+    struct cst_list link;  /* commit->pending */
+    uint8_t key[CST_KEY_SIZE];
     struct cst_put put;
 };
 
@@ -62,10 +69,23 @@ static void free_slot(struct cst_slot *slot) {
     (void)cst_free(slot);
 }
 
+static void settle_pending(struct commit *commit) {
+    struct cst_list *it, *next;
+
+    cst_list_for_each_safe (it, next, &commit->pending) {
+        struct cst_slot *slot = cst_list_entry(it, struct cst_slot, link);
+
+        if (cst_space_has(slot->handle->space, slot->key))
+            cst_store16(&commit->statuses[slot->index], CST_STATUS_OK);
+        free_slot(slot);
+    }
+}
+
 static void finish_commit(struct commit *commit) {
     Cistern__V1__CommitReply reply = CISTERN__V1__COMMIT_REPLY__INIT;
     struct cst_session *s = commit->session;
 
+    settle_pending(commit);
     reply.statuses = (ProtobufCBinaryData){ .len = commit->n * sizeof(commit->statuses[0]),
                                             .data = (void *)commit->statuses };
     cst_charge_drop(&commit->charge);
@@ -81,7 +101,10 @@ static void put_done(struct cst_put *put, int r) {
     struct commit *commit = slot->commit;
 
     cst_store16(&commit->statuses[slot->index], (uint16_t)cst_status_of(r));
-    free_slot(slot);
+    if (r == CST_STORE_E_PENDING)
+        cst_list_append(&commit->pending, &slot->link);
+    else
+        free_slot(slot);
     if (!--commit->open)
         finish_commit(commit);
 }
@@ -131,6 +154,7 @@ int cst_slot_reserve(struct cst_handle *handle, const struct cst_slot_request *r
         return status;
     }
     slot->n_tokens = request->n_tokens;
+    memcpy(slot->key, request->key, CST_KEY_SIZE);
     r = cst_put_begin(handle->space, request->parent, request->is_root, request->key,
                       request->tokens, request->n_tokens, &slot->put, &busy_ms);
     status = cst_status_of(r);
@@ -167,6 +191,7 @@ static int new_commit(struct commit **out, struct cst_session *s, uint32_t reque
     commit->request = request;
     commit->n = n;
     commit->open = 1; /* ours, until all slots are submitted */
+    cst_list_init(&commit->pending);
     s->server->open_commits++;
     *out = commit;
     return 0;

@@ -110,6 +110,10 @@ void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, co
     space->stats.hit_keys += run;
 }
 
+bool cst_space_has(const struct cst_space *space, const uint8_t key[32]) {
+    return visible(space, key) != NULL;
+}
+
 size_t cst_space_lookup_each(struct cst_space *space, const uint8_t *keys, size_t n,
                              uint8_t *tiers) {
     size_t present = 0;

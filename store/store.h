@@ -150,6 +150,9 @@ void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, co
                       const uint32_t *tail, uint32_t tail_len, uint8_t *tiers,
                       struct cst_lookup *out);
 
+/* Whether a block is stored and visible. No counter moves. */
+bool cst_space_has(const struct cst_space *space, const uint8_t key[32]);
+
 /* tiers[i] = CST_TIER_NONE for an absent key. Returns how many are present. */
 size_t cst_space_lookup_each(struct cst_space *space, const uint8_t *keys, size_t n,
                              uint8_t *tiers);
