@@ -3,6 +3,7 @@
 #include "tests/unit/daemon/serverbox.h"
 
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "daemon/session.h"
 #include "proto/key.h"
@@ -52,6 +53,7 @@ void cst_box_start(struct cst_box *box, void (*configure)(struct cst_config *con
     int fd;
 
     *box = (struct cst_box){ .control = CST_IO_NULL(on_control) };
+    cst_log_set_level(CST_LOG_ERROR); /* tests disconnect many clients */
     cst_config_defaults(&config);
     config.memory = 64 << 20;
     config.slab = 1 << 20;

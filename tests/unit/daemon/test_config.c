@@ -177,7 +177,7 @@ static void too_many_rules_are_refused(void **state) {
     char text[256], *ini = calloc(1, 8192);
 
     assert_non_null(ini);
-    (void)strcpy(ini, "[namespace a]\n");
+    (void)snprintf(ini, 8192, "[namespace a]\n");
     for (int i = 0; i <= CST_RULES_MAX; i++)
         (void)snprintf(ini + strlen(ini), 8192 - strlen(ini), "uid = %d\n", i);
     assert_int_equal(cst_config_parse(&config, ini, "x", text, sizeof(text)), CST_CONFIG_E_INVALID);
@@ -188,7 +188,7 @@ static void too_many_rules_are_refused(void **state) {
 /* The sample, with every setting's comment mark taken off, is the defaults. */
 static void the_sample_holds_the_defaults(void **state) {
     char *sample = NULL, *ini = calloc(1, CST_CONFIG_FILE_MAX), text[256];
-    size_t n = 0;
+    size_t n = 0, used = 0;
     FILE *out = open_memstream(&sample, &n);
 
     assert_non_null(out);
@@ -201,7 +201,8 @@ static void the_sample_holds_the_defaults(void **state) {
 
         if (strstr(line, "namespace team") == line + 2)
             break;
-        (void)strncat(ini, line + setting, len - setting);
+        memcpy(ini + used, line + setting, len - setting);
+        used += len - setting;
     }
     assert_int_equal(cst_config_parse(&config, ini, "sample", text, sizeof(text)), 0);
     assert_memory_equal(&config, &other, sizeof(config));
