@@ -18,9 +18,10 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-static const double BATCH_SECONDS = 5e-3;
+static const double BATCH_SECONDS = 10e-3;
 static bool as_json;
 static int pinned_cpu = -1;
+static bool realtime;
 
 double cst_seconds(void) {
     return (double)cst_now_ns(&cst_clock_monotonic) * 1e-9;
@@ -183,13 +184,17 @@ static int idlest_cpu(void) {
 }
 
 static int pin_thread(pid_t tid) {
+    const struct sched_param first = { .sched_priority = 1 };
     cpu_set_t set;
 
     if (pinned_cpu < 0)
         pinned_cpu = idlest_cpu();
     CPU_ZERO(&set);
     CPU_SET((size_t)pinned_cpu, &set);
-    return sched_setaffinity(tid, sizeof(set), &set) ? -errno : 0;
+    if (sched_setaffinity(tid, sizeof(set), &set))
+        return -errno;
+    realtime = !sched_setscheduler(tid, SCHED_FIFO, &first);
+    return 0;
 }
 
 int cst_pin(void) {
@@ -242,9 +247,12 @@ void cst_report_machine(void) {
         .sense = CST_NO_TARGET,
     };
 
+    (void)cst_pin();
     processor_name(cpu, sizeof(cpu));
     (void)uname(&kernel);
     (void)getloadavg(load, 3);
-    cst_report(&f, "\"cpu\": \"%s\", \"kernel\": \"%s\", \"compiler\": \"%s\", \"load\": %.2f", cpu,
-               kernel.release, __VERSION__, load[0]);
+    cst_report(&f,
+               "\"cpu\": \"%s\", \"kernel\": \"%s\", \"compiler\": \"%s\", \"load\": %.2f, "
+               "\"realtime\": %s",
+               cpu, kernel.release, __VERSION__, load[0], realtime ? "true" : "false");
 }

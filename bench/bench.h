@@ -33,7 +33,7 @@ struct cst_compared {
     unsigned ops;     /* of a batch */
 };
 
-/* Picks the batch size (a batch of A takes about 5 ms), warms up, then measures. */
+/* Picks the batch size (a batch of A takes about 10 ms), warms up, then measures. */
 int cst_compare(struct cst_compared *out, struct cst_side a, struct cst_side b);
 
 /* n values, sorted in place; q in 0..1. */
@@ -59,7 +59,11 @@ void cst_report(const struct cst_figure *figure, const char *detail, ...) CST_PR
 /* A figure that can't be measured here; `missing` is a plain sentence without quotes. */
 void cst_report_skipped(const char *name, const char *missing);
 
-/* Pins the calling process, or every thread of another one, to one core: the least busy. */
+/*
+ * Pins the calling process, or every thread of another one, to one core (the least busy at first)
+ * and, where that is allowed, before all ordinary processes there: the sides of a comparison then
+ * only wait for each other.
+ */
 int cst_pin(void);
 int cst_pin_process(pid_t pid);
 
