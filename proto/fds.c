@@ -18,6 +18,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
+enum { SMALL = 1024 }; /* copying so much is cheaper than a second part */
+
 union control {
     struct cmsghdr align;
     uint8_t data[CMSG_SPACE(CST_PACKET_FDS_MAX * sizeof(int))];
@@ -63,10 +65,17 @@ int cst_packet_send_borrowed_fds(int sock, const void *data, size_t n, const int
 
 int cst_packet_send_bulk(int sock, const void *head, size_t n, const void *bulk, size_t bulk_len,
                          int flags) {
+    uint8_t whole[SMALL];
     struct iovec parts[2] = { { .iov_base = (void *)(uintptr_t)head, .iov_len = n },
                               { .iov_base = (void *)(uintptr_t)bulk, .iov_len = bulk_len } };
     struct msghdr message = { .msg_iov = parts, .msg_iovlen = bulk_len ? 2 : 1 };
 
+    if (bulk_len && n <= sizeof(whole) && bulk_len <= sizeof(whole) - n) {
+        memcpy(whole, head, n);
+        memcpy(whole + n, bulk, bulk_len);
+        parts[0] = (struct iovec){ .iov_base = whole, .iov_len = n + bulk_len };
+        message.msg_iovlen = 1;
+    }
     return send_message(sock, &message, flags);
 }
 

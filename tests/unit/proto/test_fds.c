@@ -142,6 +142,23 @@ static void head_and_bulk(void **state) {
                      4);
 }
 
+/* Small ones are joined before they are sent, large ones in the kernel: nobody can tell. */
+static void bulk_of_every_size(void **state) {
+    static uint8_t all[4096], got[4096];
+    size_t n_fds;
+
+    for (size_t i = 0; i < sizeof(all); i++)
+        all[i] = (uint8_t)(i * 7 >> 2);
+    for (size_t head = 16; head < 1100; head += 83)
+        for (size_t n = head; n < 1100; n += 13) {
+            assert_int_equal(cst_packet_send_bulk(socks[0], all, head, all + head, n - head, 0), 0);
+            memset(got, 0, sizeof(got));
+            assert_int_equal(
+                cst_packet_recv_owned_fds(socks[1], got, sizeof(got), NULL, 0, &n_fds, 0), n);
+            assert_memory_equal(got, all, n);
+        }
+}
+
 static void nothing_to_read(void **state) {
     size_t n_fds = 99;
     char data[4];
@@ -184,9 +201,9 @@ static void failing_send(void **state) {
 int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(plain_packet),    T(descriptors_in_order), T(too_many),
-        T(packet_over_cap), T(head_and_bulk),        T(nothing_to_read),
-        T(full_socket),     T(closed_peer),          T(failing_send),
+        T(plain_packet),  T(descriptors_in_order), T(too_many),        T(packet_over_cap),
+        T(head_and_bulk), T(bulk_of_every_size),   T(nothing_to_read), T(full_socket),
+        T(closed_peer),   T(failing_send),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
