@@ -167,7 +167,7 @@ static int32_t put_round(const struct put *put, size_t at, size_t n, uint32_t *b
         use = stored_run(put, at, n);
         cistern_abort(put->space, slots + use, n - use);
         if (use < n)
-            fill(put->statuses + at + use, n - use, put->statuses[at + use]);
+            fill(put->statuses + at + use + 1, n - use - 1, CISTERN_E_BUSY);
     }
     return publish(put, at, use, slots);
 }
@@ -217,6 +217,18 @@ static bool any_open(const struct put *put) {
     return false;
 }
 
+/* The daemon copies blocks in any order: one that landed before its parent was told PENDING, and
+ * became visible with that parent. */
+static void settle_pending(const struct put *put) {
+    for (size_t i = 1; i < put->n; i++) {
+        int32_t before = put->statuses[i - 1];
+
+        if (put->statuses[i] == CISTERN_E_PENDING &&
+            (before == CISTERN_OK || before == CISTERN_E_PRESENT))
+            put->statuses[i] = CISTERN_OK;
+    }
+}
+
 CST_EXPORT int32_t cistern_put_from(cistern_space *space, const uint8_t *parent,
                                     const uint8_t *keys, const uint32_t *tokens, size_t n_tokens,
                                     size_t n, const void *const *blocks, int32_t *statuses) {
@@ -246,5 +258,6 @@ CST_EXPORT int32_t cistern_put_from(cistern_space *space, const uint8_t *parent,
         if (!moved && idle < IDLE_PASSES)
             wait_ms(CST_MIN(busy_ms, (uint32_t)WAIT_MAX_MS));
     }
+    settle_pending(&put);
     return CISTERN_OK;
 }
