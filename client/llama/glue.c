@@ -360,10 +360,12 @@ static size_t settled(const int32_t *statuses, size_t n) {
     return i;
 }
 
+/* Pending blocks count: only blocks of this call are above them, and those are stored by now.
+ * Behind another writer's unfinished block nothing counts. */
 static size_t tokens_stored(const cistern_llama *g, size_t n_settled, size_t n_tokens) {
     size_t i = 0;
 
-    while (i < n_settled && (g->statuses[i] == CISTERN_OK || g->statuses[i] == CISTERN_E_PRESENT))
+    while (i < n_settled && g->statuses[i] != CISTERN_E_KEY_BUSY)
         i++;
     return CST_MIN(n_tokens, i * g->block_tokens);
 }

@@ -279,7 +279,8 @@ int32_t cistern_commit(cistern_space *space, cistern_slot *const *slots, size_t 
     for (size_t i = 0; i < n; i++) {
         if (!fake_store.fail_commit)
             blocks[slots[i]->block].visible = 1;
-        statuses[i] = CISTERN_OK;
+        statuses[i] =
+            fake_store.pending_key && i == fake_store.pending_key ? CISTERN_E_PENDING : CISTERN_OK;
         fake_store.slots--;
         free(slots[i]);
     }

@@ -526,6 +526,10 @@ static void another_writer(struct fake_store *s) {
     s->busy_key = 2;
 }
 
+static void a_child_before_its_parent(struct fake_store *s) {
+    s->pending_key = 3;
+}
+
 static void two_slots_a_call(struct fake_store *s) {
     s->slots_max = 2;
 }
@@ -555,6 +559,8 @@ static void stores_that_fail_store_nothing_wrong(void **unused) {
      */
     fail_store(another_writer, CISTERN_OK, 2 * BLOCK, &good);
     assert_int_equal(fake_store_blocks(), 6);
+    /* A copy that ended before its parent's is stored all the same. */
+    fail_store(a_child_before_its_parent, CISTERN_OK, PROMPT, &good);
     /* Little staging memory means more rounds. */
     fail_store(two_slots_a_call, CISTERN_OK, PROMPT, &good);
     assert_int_equal(fake_store.commits, 4);
