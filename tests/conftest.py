@@ -6,5 +6,6 @@ import pytest
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if exitstatus == 0 and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
+    nothing_failed = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if nothing_failed and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
         session.exitstatus = 77
