@@ -47,8 +47,10 @@ bool test_jobs_run(struct test_jobs *t, size_t i) {
 bool test_jobs_done(struct test_jobs *t, size_t i) {
     struct cst_job *job = take(&t->ran, &t->n_ran, i);
 
-    if (job)
+    if (job) {
+        t->n_done++;
         job->done(job);
+    }
     return job;
 }
 

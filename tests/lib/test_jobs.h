@@ -14,7 +14,7 @@
 struct test_jobs {
     struct cst_jobs jobs; /* first: pass &t.jobs */
     struct cst_list waiting, ran;
-    size_t n_waiting, n_ran;
+    size_t n_waiting, n_ran, n_done; /* done: ever */
     bool run_inline;
 };
 

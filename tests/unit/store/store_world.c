@@ -6,6 +6,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "store/prefix_trie.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -226,4 +227,39 @@ void world_store_chain(struct world *w, struct cst_space *space, const uint8_t r
                          0);
         parent = keys + 32 * i;
     }
+}
+
+void world_fetch(struct world *w, struct cst_space *space, const uint8_t key[32],
+                 enum cst_fetch_mode mode, struct world_fetch *f) {
+    *f = (struct world_fetch){ .fetch = CST_FETCH_NULL(world_fetch_ready) };
+    f->status = cst_fetch_start(space, key, mode, &f->fetch);
+    if (f->status == CST_STORE_E_PENDING) {
+        world_settle(w);
+        assert_int_equal(f->told, 1);
+    }
+}
+
+size_t world_present(struct cst_space *space, const uint8_t *keys, size_t n) {
+    struct cst_lookup found;
+
+    cst_space_lookup(space, keys, n, NULL, NULL, 0, NULL, &found);
+    return found.present;
+}
+
+void world_pack(struct world *w) {
+    size_t before;
+
+    do {
+        before = w->jobs.n_done;
+        cst_store_tick(w->store);
+        world_settle(w);
+    } while (w->jobs.n_done > before + 1); /* the scrubber always has one */
+}
+
+void world_cool(struct cst_space *space, const uint8_t key[32]) {
+    struct cst_block *b = cst_trie_find(space, key);
+
+    assert_true(b && b->hot.slab && b->packed.slab);
+    cst_block_drop_hot(b);
+    cst_block_settle(b, CST_EVICT_WARM);
 }

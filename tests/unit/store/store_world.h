@@ -80,5 +80,15 @@ int world_store(struct world *w, struct cst_space *space, const uint8_t *parent,
 void world_store_chain(struct world *w, struct cst_space *space, const uint8_t root[32],
                        uint32_t first_token, size_t n, uint8_t *keys);
 
+/* Starts a fetch and runs jobs until it is answered: the answer is in f->status. */
+void world_fetch(struct world *w, struct cst_space *space, const uint8_t key[32],
+                 enum cst_fetch_mode mode, struct world_fetch *f);
+/* How many of the chain's n keys are present from the start. */
+size_t world_present(struct cst_space *space, const uint8_t *keys, size_t n);
+/* Encodes whatever can be encoded. */
+void world_pack(struct world *w);
+/* Drops the hot copy of a packed block. */
+void world_cool(struct cst_space *space, const uint8_t key[32]);
+
 /* Walks everything and compares with the counters; fails the test on the first difference. */
 void world_check(const struct world *w);
