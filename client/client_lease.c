@@ -370,16 +370,17 @@ static void hand_over(cistern_client *c, cistern_lease **found, size_t n, cister
 /* One request's worth of keys; entered. *at counts the handles of options->release that ended. */
 static int32_t acquire_some(cistern_space *space, const uint8_t *keys, size_t n, size_t *at,
                             const cistern_acquire_options *options, cistern_lease **found) {
-    struct acquire a = { .call = CST_CALL_INIT(acquire_reply),
-                         .space = space,
-                         .options = options,
-                         .leases = found,
-                         .n = n };
+    struct acquire a;
     uint8_t release[8 * RELEASE_MAX];
     size_t n_release =
         end_leases(space->client, options->release, options->n_release, at, release, RELEASE_MAX);
 
-    a.call.ready = acquire_ready;
+    cst_call_init(&a.call, acquire_reply, acquire_ready);
+    a.space = space;
+    a.options = options;
+    a.leases = found;
+    a.n = n;
+    a.answered = a.unmapped = false;
     return acquire_run(&a, keys, release, n_release);
 }
 

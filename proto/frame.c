@@ -7,6 +7,7 @@
  */
 #include "proto/frame.h"
 
+#include "proto/pack.h"
 #include "proto/status.h"
 
 #include <assert.h>
@@ -62,7 +63,8 @@ static size_t varint(uint8_t *out, uint64_t v) {
 size_t cst_packet_pack_bulk(void *out, size_t cap, uint16_t type, uint8_t flags, uint32_t request,
                             const ProtobufCMessage *message, unsigned field, size_t bulk_len) {
     uint8_t tag[2 * VARINT_MAX], *at = out;
-    size_t n = protobuf_c_message_get_packed_size(message), tag_len = 0;
+    size_t n = cap < HEADER ? SIZE_MAX : cst_message_pack(at + HEADER, cap - HEADER, message);
+    size_t tag_len = 0;
 
     if (bulk_len) { /* wire type 2: length, then bytes */
         tag_len = varint(tag, (uint64_t)field << 3 | 2);
@@ -72,7 +74,6 @@ size_t cst_packet_pack_bulk(void *out, size_t cap, uint16_t type, uint8_t flags,
         HEADER + n + tag_len + bulk_len > CST_PACKET_MAX || HEADER + n + tag_len > cap)
         return 0;
     cst_packet_header_fill(out, type, flags, request, n + tag_len + bulk_len);
-    (void)protobuf_c_message_pack(message, at + HEADER);
     memcpy(at + HEADER + n, tag, tag_len);
     return HEADER + n + tag_len;
 }
