@@ -168,7 +168,7 @@ class Worker:
         started = time.process_time()
         stored = self.session.store(tokens)
         return {"stored": stored, "store_s": time.process_time() - started,
-                "error": self.session.last_error}
+                "setup_s": self.setup_s, "error": self.session.last_error}
 
     def restored(self, tokens):
         """The same through cistern."""
