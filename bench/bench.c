@@ -21,6 +21,7 @@
 static const double BATCH_SECONDS = 10e-3;
 static bool as_json;
 static int pinned_cpu = -1;
+static cpu_set_t before_pin;
 static bool realtime;
 
 double cst_seconds(void) {
@@ -169,16 +170,15 @@ static int idlest_cpu(void) {
     uint64_t before[CPU_SETSIZE], after[CPU_SETSIZE];
     const struct timespec wait = { .tv_nsec = 300 * 1000 * 1000 };
     size_t n = idle_ticks(before, CPU_SETSIZE), best = 0;
-    cpu_set_t allowed;
 
     (void)nanosleep(&wait, NULL);
     n = CST_MIN(n, idle_ticks(after, CPU_SETSIZE));
-    if (sched_getaffinity(0, sizeof(allowed), &allowed))
+    if (sched_getaffinity(0, sizeof(before_pin), &before_pin))
         return 0;
-    while (best + 1 < n && !CPU_ISSET(best, &allowed))
+    while (best + 1 < n && !CPU_ISSET(best, &before_pin))
         best++;
     for (size_t i = best + 1; i < n; i++)
-        if (CPU_ISSET(i, &allowed) && after[i] - before[i] > after[best] - before[best])
+        if (CPU_ISSET(i, &before_pin) && after[i] - before[i] > after[best] - before[best])
             best = i;
     return (int)best;
 }
@@ -216,6 +216,15 @@ int cst_pin_process(pid_t pid) {
             r = pin_thread((pid_t)strtol(entry->d_name, NULL, 10));
     (void)closedir(tasks);
     return r;
+}
+
+void cst_unpin(void) {
+    const struct sched_param ordinary = { 0 };
+
+    if (pinned_cpu < 0)
+        return;
+    (void)sched_setscheduler(0, SCHED_OTHER, &ordinary);
+    (void)sched_setaffinity(0, sizeof(before_pin), &before_pin);
 }
 
 static void processor_name(char *out, size_t cap) {

@@ -66,6 +66,8 @@ void cst_report_skipped(const char *name, const char *missing);
  */
 int cst_pin(void);
 int cst_pin_process(pid_t pid);
+/* Back to where and how the calling process ran before it was pinned (a forked peer). */
+void cst_unpin(void);
 
 /* What ran where: processor, kernel, compiler, load. */
 void cst_report_machine(void);

@@ -20,7 +20,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-enum { FDS_MAX = 16 };
+enum { FDS_MAX = 16, WAIT_MS = 10000 };
 
 struct cst_tap {
     int listener;
@@ -200,7 +200,10 @@ int cst_echo_run(void *arg, unsigned ops) {
         for (size_t i = 0; i < echo->recording->n; i++) {
             const struct cst_exchange *e = &echo->recording->exchanges[i];
 
+            struct pollfd p = { echo->fd, POLLIN, 0 };
+
             if (send(echo->fd, e->request, e->request_len, MSG_NOSIGNAL) < 0 ||
+                (!echo->endless && poll(&p, 1, WAIT_MS) <= 0) ||
                 recv(echo->fd, echo->reply, CST_PACKET_MAX, 0) < 0)
                 return -errno;
         }

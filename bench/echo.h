@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The limit probe of everything that is one round trip: the same request and reply bytes between
- * two processes that do nothing but send and receive.
+ * two processes that do nothing but poll, receive and send. The one that asks polls with a time
+ * limit, like every call of the library: a wait without an end is a microsecond cheaper, and no
+ * client can afford it.
  *
  * A tap sits between a client and the daemon and records the packets of one operation; an echo
  * process then answers those requests with those replies.
@@ -35,6 +37,7 @@ struct cst_tap *cst_tap_free(struct cst_tap *tap);
 struct cst_echo {
     pid_t pid;
     int fd;
+    bool endless; /* ask without a time limit: send, recv */
     const struct cst_recording *recording;
     uint8_t *reply;
 };
