@@ -297,6 +297,7 @@ void cst_room_serve(struct cst_space *space) {
     uint32_t slot;
     int r = 0;
 
+    cst_encode_serve(space); /* first: an encode that ends here is nothing to wait for below */
     while (r != CST_ROOM_WAIT && (d = cst_decode_waiting(space))) {
         r = cst_room_hot(space, &slab, &slot);
         if (!r)
@@ -313,7 +314,6 @@ void cst_room_serve(struct cst_space *space) {
         else if (r == CST_ROOM_FULL)
             cst_put_finish(put, CST_STORE_E_BUSY);
     }
-    cst_encode_serve(space);
 }
 
 static void give_back(struct cst_list *slabs) {

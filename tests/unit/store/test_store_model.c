@@ -670,6 +670,17 @@ static void op_touch(int s) {
                      st->visible && !is_expired(st) ? 0 : CST_STORE_E_NOT_FOUND);
 }
 
+/* Whoever waits, waits for a job. */
+static void nobody_waits_for_nothing(void) {
+    if (m.w->jobs.n_waiting + m.w->jobs.n_ran)
+        return;
+    assert_int_equal(cst_store_jobs(m.w->store), 0);
+    for (int i = 0; i < PUTS; i++)
+        assert_true(m.puts[i].state != COMMITTED);
+    for (int i = 0; i < FETCHES; i++)
+        assert_false(m.fetches[i].used && m.fetches[i].waiting);
+}
+
 static void step(void) {
     int s = (int)rnd(SPACES);
 
@@ -716,7 +727,11 @@ static void step(void) {
     case 30:
         op_clear(s);
         break;
-    case 31 ... 35:
+    case 31:
+        if (!rnd(8))
+            (void)test_jobs_drain(&m.w->jobs);
+        break;
+    case 32 ... 35:
         (void)test_jobs_run(&m.w->jobs, rnd(16));
         break;
     default:
@@ -724,6 +739,7 @@ static void step(void) {
         break;
     }
     learn_all();
+    nobody_waits_for_nothing();
     assert_true(!m.orphans || m.removals > m.orphans || m.max_age);
     m.orphans = m.removals = 0;
 }

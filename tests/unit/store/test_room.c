@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where room comes from: a memory of a few slabs, full of one thing when another one comes. */
+#include "tests/lib/check.h"
+
+#include "store/prefix_trie.h"
+#include "tests/unit/store/store_world.h"
+
+#include <string.h>
+
+enum { SLAB_BLOCKS = WORLD_SLAB / WORLD_BLOCK, INDEX = 31 << 10 };
+
+static const uint8_t root[32] = { 7 };
+
+/* Memory for n slabs, but not for n + 1, and an index that is not the limit. */
+static struct world *tight(unsigned n, const char *policy) {
+    return world_new(&(struct world_options){
+        .seed = 1, .memory = (uint64_t)n * WORLD_SLAB + INDEX, .index = INDEX, .policy = policy });
+}
+
+static struct cst_space *space(struct world *w, const char *ns) {
+    return world_space(w, ns, 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
+}
+
+/* Block i of many roots' children: each one a leaf. */
+static int store_leaf(struct world *w, struct cst_space *s, uint32_t i, uint8_t key[32]) {
+    uint32_t tokens[WORLD_TOKENS];
+
+    for (unsigned t = 0; t < WORLD_TOKENS; t++)
+        tokens[t] = i;
+    world_key(key, root, tokens, WORLD_TOKENS);
+    return world_store(w, s, root, true, key, tokens, WORLD_TOKENS);
+}
+
+static void leaf_key(uint32_t i, uint8_t key[32]) {
+    uint32_t tokens[WORLD_TOKENS];
+
+    for (unsigned t = 0; t < WORLD_TOKENS; t++)
+        tokens[t] = i;
+    world_key(key, root, tokens, WORLD_TOKENS);
+}
+
+static bool there(struct cst_space *s, uint32_t i) {
+    uint8_t key[32];
+
+    leaf_key(i, key);
+    return world_present(s, key, 1);
+}
+
+static void end_world(struct world *w) {
+    world_settle(w);
+    world_check(w);
+    world_free(w);
+    assert_int_equal(world_slabs, 0);
+}
+
+static struct cst_space_stats numbers(struct cst_space *s) {
+    struct cst_space_stats stats;
+
+    cst_space_stats(s, &stats);
+    return stats;
+}
+
+/* Without a tick nothing is packed: two hot slabs, and then the oldest leaf goes for each new one.
+ */
+static void the_oldest_leaf_goes_first(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *s = space(w, "a");
+    const uint32_t n = 2 * SLAB_BLOCKS;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+    assert_int_equal(numbers(s).evicted_blocks, 0);
+    leaf_key(0, key);
+    assert_int_equal(cst_space_touch(s, key), 0);
+    assert_int_equal(store_leaf(w, s, n, key), 0);
+    assert_true(there(s, 0) && !there(s, 1) && there(s, 2) && there(s, n));
+    assert_int_equal(numbers(s).evicted_blocks, 1);
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+static void chains_go_from_the_end(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *s = space(w, "a");
+    const uint32_t n = 2 * SLAB_BLOCKS;
+    uint8_t keys[2 * SLAB_BLOCKS * 32], key[32];
+
+    world_store_chain(w, s, root, 100, n, keys);
+    for (uint32_t i = 1; i <= n; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        assert_int_equal(world_present(s, keys, n), n - i);
+        world_check(w);
+    }
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+static void leased_and_pinned_blocks_stay(void **state) {
+    struct world *w = tight(2, "arc");
+    struct cst_space *s = space(w, "a");
+    const uint32_t n = 2 * SLAB_BLOCKS;
+    struct world_fetch f[2 * SLAB_BLOCKS];
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        if (i < 4)
+            assert_int_equal(cst_space_pin(s, key, 0), 0);
+        else
+            world_fetch(w, s, key, CST_FETCH_DECODED, &f[i]);
+    }
+    assert_int_equal(store_leaf(w, s, n, key), CST_STORE_E_BUSY);
+    assert_int_equal(numbers(s).busy, 1);
+    assert_int_equal(numbers(s).blocks, n);
+    cst_fetch_release(&f[5].fetch);
+    assert_int_equal(store_leaf(w, s, n, key), 0);
+    for (uint32_t i = 0; i <= n; i++)
+        assert_int_equal(there(s, i), i != 5);
+    for (uint32_t i = 4; i < n; i++)
+        cst_fetch_release(&f[i].fetch);
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* One that was packed loses its hot copy before anything is lost. */
+static void packing_makes_room(void **state) {
+    struct world *w = tight(4, "lru");
+    struct cst_space *s = space(w, "a");
+    const uint32_t n =
+        2 * SLAB_BLOCKS + 4; /* more than the hot slabs would hold beside packed ones */
+    struct world_fetch f;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        world_pack(w);
+        world_check(w);
+    }
+    assert_int_equal(numbers(s).evicted_blocks, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        leaf_key(i, key);
+        world_fetch(w, s, key, CST_FETCH_DECODED, &f);
+        assert_int_equal(f.status, 0);
+        assert_true(world_bytes_are(&f.fetch.loc, key, 1));
+        cst_fetch_release(&f.fetch);
+        world_check(w);
+    }
+    assert_true(numbers(s).decodes > 0);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* What is not used any more in one space makes room in another, slab by slab. */
+static void a_new_space_takes_the_oldest_slab(void **state) {
+    struct world *w = tight(3, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < 3 * SLAB_BLOCKS; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    for (uint32_t i = 0; i < SLAB_BLOCKS; i++) { /* the first slab is used last */
+        leaf_key(i, key);
+        assert_int_equal(cst_space_touch(a, key), 0);
+    }
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    assert_int_equal(numbers(a).evicted_blocks, SLAB_BLOCKS);
+    for (uint32_t i = 0; i < 3 * SLAB_BLOCKS; i++)
+        assert_int_equal(there(a, i), i / SLAB_BLOCKS != 1);
+    assert_int_equal(numbers(b).hot_slab_bytes, WORLD_SLAB);
+    world_check(w);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+static void a_leased_slab_is_not_taken(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    struct world_fetch f[2];
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < 2 * SLAB_BLOCKS; i++) {
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+        if (i % SLAB_BLOCKS == 3)
+            world_fetch(w, a, key, CST_FETCH_DECODED, &f[i / SLAB_BLOCKS]);
+    }
+    assert_int_equal(store_leaf(w, b, 0, key), CST_STORE_E_BUSY);
+    assert_int_equal(numbers(a).blocks, 2 * SLAB_BLOCKS); /* nothing was lost in vain */
+    cst_fetch_release(&f[1].fetch);
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    cst_fetch_release(&f[0].fetch);
+    world_check(w);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* A client still maps the slab: it is asked, and the bytes are charged until it answers. */
+static void a_held_slab_retires(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    struct cst_store_stats stats;
+    struct world_fetch f;
+    struct cst_slab *slab;
+    uint8_t key[32];
+    uint32_t id;
+
+    for (uint32_t i = 0; i < 2 * SLAB_BLOCKS; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    leaf_key(0, key);
+    world_fetch(w, a, key, CST_FETCH_DECODED, &f);
+    slab = f.fetch.loc.slab;
+    id = slab->id;
+    cst_slab_hold(slab);
+    cst_fetch_release(&f.fetch);
+    for (uint32_t i = 1; i < 2 * SLAB_BLOCKS; i++) { /* the first slab becomes the oldest again */
+        leaf_key(i, key);
+        assert_int_equal(cst_space_touch(a, key), 0);
+    }
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    assert_int_equal(w->retired, 1);
+    assert_true(slab->retired);
+    assert_ptr_equal(cst_store_slab(w->store, id), slab);
+    cst_store_stats(w->store, &stats);
+    assert_int_equal(stats.held_bytes, WORLD_SLAB);
+    assert_int_equal(numbers(a).held_bytes, WORLD_SLAB);
+    assert_true(stats.memory_used <= stats.memory_limit);
+    assert_int_equal(world_slabs, 3);
+    world_check(w);
+    cst_slab_unhold(slab);
+    world_settle(w);
+    assert_null(cst_store_slab(w->store, id));
+    cst_store_stats(w->store, &stats);
+    assert_int_equal(stats.held_bytes, 0);
+    assert_int_equal(world_slabs, 2);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* A space that is gone but for a slab that a client holds: freed with it. */
+static void a_held_slab_keeps_its_space(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *a = space(w, "a");
+    struct cst_store_stats stats;
+    struct cst_slab *slab;
+    struct world_fetch f;
+    uint8_t key[32];
+
+    assert_int_equal(store_leaf(w, a, 0, key), 0);
+    world_fetch(w, a, key, CST_FETCH_DECODED, &f);
+    slab = f.fetch.loc.slab;
+    cst_slab_hold(slab);
+    (void)cst_space_unref(a); /* the lease goes on */
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(a)), 1);
+    assert_true(world_bytes_are(&f.fetch.loc, key, 1));
+    cst_fetch_release(&f.fetch);
+    world_settle(w);
+    assert_ptr_equal(slab->space, a);
+    assert_true(slab->retired);
+    cst_slab_unhold(slab);
+    world_settle(w);
+    cst_store_stats(w->store, &stats);
+    assert_int_equal(stats.spaces, 0);
+    end_world(w);
+}
+
+/* A chain longer than the memory, all of it reserved first: the first blocks can't be evicted, for
+ * puts are open below them, so the later ones answer BUSY and nothing that was stored is lost. */
+static void ancestors_of_open_puts_stay(void **state) {
+    enum { N = 3 * SLAB_BLOCKS };
+    struct world *w = tight(2, "lru");
+    struct cst_space *s = space(w, "a");
+    static struct world_put puts[N];
+    static uint8_t keys[N * 32];
+    size_t stored = 0, busy = 0;
+    uint32_t busy_ms;
+
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t tokens[WORLD_TOKENS] = { i };
+
+        world_key(keys + 32 * i, i ? keys + 32 * (i - 1) : root, tokens, WORLD_TOKENS);
+        puts[i] = (struct world_put){ .put = CST_PUT_NULL(world_put_done) };
+        assert_int_equal(cst_put_begin(s, i ? keys + 32 * (i - 1) : root, !i, keys + 32 * i, tokens,
+                                       WORLD_TOKENS, &puts[i].put, &busy_ms),
+                         0);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        if (!cst_put_is_open(&puts[i].put))
+            continue;
+        world_fill(puts[i].bytes, keys + 32 * i, 0);
+        cst_put_commit(&puts[i].put, puts[i].bytes, NULL);
+        world_settle(w);
+        assert_int_equal(puts[i].told, 1);
+        stored += puts[i].status == 0;
+        busy += puts[i].status == CST_STORE_E_BUSY;
+        assert_int_equal(world_present(s, keys, N), stored);
+        world_check(w);
+    }
+    assert_true(stored >= 2 * SLAB_BLOCKS && busy >= 1);
+    assert_int_equal(numbers(s).evicted_blocks, 0);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* Bytes that wait for a parent that never comes don't keep others out. */
+static void hidden_blocks_can_be_evicted(void **state) {
+    enum { N = 2 * SLAB_BLOCKS };
+    struct world *w = tight(2, "lru");
+    struct cst_space *s = space(w, "a");
+    struct world_put parent = { .put = CST_PUT_NULL(world_put_done) };
+    const uint32_t tokens[WORLD_TOKENS] = { 1 };
+    uint8_t key[32], child[32];
+    uint32_t busy_ms;
+
+    world_key(key, root, tokens, WORLD_TOKENS);
+    assert_int_equal(cst_put_begin(s, root, true, key, tokens, WORLD_TOKENS, &parent.put, &busy_ms),
+                     0);
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t ids[WORLD_TOKENS] = { i };
+
+        world_key(child, key, ids, WORLD_TOKENS);
+        assert_int_equal(world_store(w, s, key, false, child, ids, WORLD_TOKENS),
+                         CST_STORE_E_PENDING);
+    }
+    for (uint32_t i = 0; i < N; i++)
+        assert_int_equal(store_leaf(w, s, 100 + i, child), 0);
+    assert_int_equal(numbers(s).evicted_blocks, N);
+    cst_put_abort(&parent.put);
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* The index has its own limit: leaves go, memory for slabs or not. */
+static void the_index_is_capped(void **state) {
+    enum { CAP = 24 << 10 };
+    struct world *w =
+        world_new(&(struct world_options){ .seed = 1, .index = CAP, .policy = "arc" });
+    struct cst_space *s = space(w, "a");
+    struct cst_store_stats stats;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < 500; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        cst_store_stats(w->store, &stats);
+        assert_true(stats.index_used <= CAP);
+        if (i % 16 == 0)
+            world_check(w);
+    }
+    assert_true(numbers(s).evicted_blocks > 400);
+    assert_true(there(s, 499));
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+static void an_index_full_of_open_puts_is_a_limit(void **state) {
+    enum { CAP = 16 << 10, N = 64 };
+    struct world *w = world_new(&(struct world_options){ .seed = 1, .index = CAP });
+    struct cst_space *s = space(w, "a");
+    static struct world_put puts[N];
+    uint8_t key[32];
+    uint32_t n = 0, busy_ms;
+    int r = 0;
+
+    for (; n < N && !r; n += !r) {
+        const uint32_t tokens[WORLD_TOKENS] = { n };
+
+        world_key(key, root, tokens, WORLD_TOKENS);
+        puts[n] = (struct world_put){ .put = CST_PUT_NULL(world_put_done) };
+        r = cst_put_begin(s, root, true, key, tokens, WORLD_TOKENS, &puts[n].put, &busy_ms);
+    }
+    assert_int_equal(r, CST_STORE_E_LIMIT);
+    assert_true(n > 8);
+    world_check(w);
+    for (uint32_t i = 0; i < n; i++)
+        cst_put_abort(&puts[i].put);
+    assert_int_equal(store_leaf(w, s, 1, key), 0);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* A tiny memory of the real proportions: blocks come and go, and the daemon stays within it. */
+static void a_tiny_memory_works(void **state) {
+    struct world *w = tight(3, NULL);
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    struct cst_store_stats stats;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < 300; i++) {
+        assert_int_equal(store_leaf(w, i / 50 % 2 ? b : a, i, key), 0);
+        if (i % 3 == 0)
+            world_pack(w);
+        cst_store_stats(w->store, &stats);
+        assert_true(stats.memory_used <= stats.memory_limit);
+        assert_true(world_slabs <= 3);
+        world_check(w);
+    }
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* Slot classes: closed form against a search. */
+static void packed_classes_are_close(void **state) {
+    for (uint32_t c = 0; c + 1 < CST_PACKED_CLASSES; c++) {
+        uint64_t n = cst_packed_class_bytes(c), next = cst_packed_class_bytes(c + 1);
+
+        assert_true(n % CST_SLOT_ALIGN == 0 && next > n && next * 8 <= n * 9);
+        assert_int_equal(cst_packed_class(n), c);
+        assert_int_equal(cst_packed_class(n + 1), c + 1);
+        assert_int_equal(cst_packed_class(next - 1), c + 1);
+    }
+    assert_int_equal(cst_packed_class(1), 0);
+    assert_true(cst_packed_class_bytes(CST_PACKED_CLASSES - 1) >= CST_BLOCK_BYTES_MAX);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_oldest_leaf_goes_first),
+        cmocka_unit_test(chains_go_from_the_end),
+        cmocka_unit_test(leased_and_pinned_blocks_stay),
+        cmocka_unit_test(packing_makes_room),
+        cmocka_unit_test(a_new_space_takes_the_oldest_slab),
+        cmocka_unit_test(a_leased_slab_is_not_taken),
+        cmocka_unit_test(a_held_slab_retires),
+        cmocka_unit_test(a_held_slab_keeps_its_space),
+        cmocka_unit_test(ancestors_of_open_puts_stay),
+        cmocka_unit_test(hidden_blocks_can_be_evicted),
+        cmocka_unit_test(the_index_is_capped),
+        cmocka_unit_test(an_index_full_of_open_puts_is_a_limit),
+        cmocka_unit_test(a_tiny_memory_works),
+        cmocka_unit_test(packed_classes_are_close),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
