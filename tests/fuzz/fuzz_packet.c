@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Framing and the strict decoder over any bytes. What it accepts, protobuf-c accepts with the same
- * values, and packing it gives a packet that decodes to them again. Aborts on a difference.
+ * values, and packing it gives the bytes that protobuf-c packs, which decode again. Aborts on a
+ * difference.
  */
 #include "tests/lib/message_equal.h"
 
@@ -18,7 +19,7 @@ static void must(bool what) {
 }
 
 static void check_repacked(const ProtobufCMessage *message, uint16_t type, uint8_t flags) {
-    static uint8_t packet[CST_PACKET_MAX], memory[CST_UNPACK_BUDGET];
+    static uint8_t packet[CST_PACKET_MAX], oracle[CST_PACKET_MAX], memory[CST_UNPACK_BUDGET];
     size_t n = cst_packet_pack(packet, sizeof(packet), type, flags, 1, message);
     struct cst_packet p;
     struct cst_arena arena;
@@ -27,6 +28,9 @@ static void check_repacked(const ProtobufCMessage *message, uint16_t type, uint8
     if (!n) /* a packet of the largest size may have had shorter encodings of its fields */
         return;
     must(cst_packet_parse(&p, packet, n) == CST_STATUS_OK);
+    must(protobuf_c_message_get_packed_size(message) == p.length);
+    must(protobuf_c_message_pack(message, oracle) == p.length);
+    must(memcmp(oracle, p.payload, p.length) == 0);
     cst_arena_init(&arena, memory, sizeof(memory));
     again = cst_message_unpack(message->descriptor, p.payload, p.length, &arena);
     must(again && cst_message_equal(again, message));
