@@ -158,10 +158,22 @@ static bool decode_field(const ProtobufCFieldDescriptor *field, unsigned wire, s
     }
 }
 
+/* Fields lie in the order of their numbers, and packers send them so: the search goes on from the
+ * last one; a field out of turn (bulk bytes come last) is searched for. */
+static const ProtobufCFieldDescriptor *find_field(const ProtobufCMessageDescriptor *desc,
+                                                  unsigned *next, unsigned number) {
+    while (*next < desc->n_fields && desc->fields[*next].id < number)
+        ++*next;
+    if (*next < desc->n_fields && desc->fields[*next].id == number)
+        return &desc->fields[(*next)++];
+    return protobuf_c_message_descriptor_get_field(desc, number);
+}
+
 static ProtobufCMessage *decode(const ProtobufCMessageDescriptor *desc, struct reader r,
                                 struct cst_arena *arena, unsigned depth) {
     ProtobufCMessage *message;
     uint64_t seen = 0, tag;
+    unsigned next = 0;
 
     assert(desc->n_fields <= FIELDS_MAX);
     if (depth > DEPTH_MAX)
@@ -176,7 +188,7 @@ static ProtobufCMessage *decode(const ProtobufCMessageDescriptor *desc, struct r
 
         if (!read_varint(&r, TAG_BYTES_MAX, &tag) || tag > UINT32_MAX)
             return NULL;
-        field = protobuf_c_message_descriptor_get_field(desc, (unsigned)(tag >> 3));
+        field = find_field(desc, &next, (unsigned)(tag >> 3));
         if (!field)
             return NULL;
         bit = UINT64_C(1) << (field - desc->fields);
