@@ -32,7 +32,7 @@ from ._convert import Tokens, tokens_to_c
 from ._ffi import ffi, lib, library_path, text
 from .client import Client
 from .descriptor import Quality
-from .errors import CisternError, Misuse, Status, check, check_request
+from .errors import CisternError, Misuse, Refused, Status, check, check_request
 
 SONAME = "libcistern-llama.so.0"
 
@@ -211,6 +211,12 @@ def _context_params(llm: Any, defaults: Any) -> str:
     return ";".join(items)
 
 
+def _has_images(llm: Any) -> bool:
+    """A multimodal chat handler puts images into the context under token ids that don't tell them
+    apart."""
+    return hasattr(llm.chat_handler, "clip_model_path")
+
+
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     n = 0
     for x, y in zip(a, b):
@@ -230,6 +236,9 @@ class LlamaCache:
     `client`: default is a lazy one at the default socket (or `socket_path`). Raises Refused for
     models that can't be cached exactly; later nothing raises, see `session.last_error`.
 
+    With logits_all=True nothing is restored, since the library then wants logits of the whole prompt;
+    with a multimodal chat handler nothing is cached at all.
+
     The library would save its whole state after each completion, only to hand it to the cache;
     while this cache is set, that call is skipped. Calls of save_state() by others work as ever.
     """
@@ -246,6 +255,11 @@ class LlamaCache:
     ) -> None:
         import llama_cpp
 
+        if _has_images(llm):
+            raise Refused(
+                Status.UNSUPPORTED,
+                "a multimodal chat handler adds images, which token ids don't determine",
+            )
         llama_cpp.BaseLlamaCache.register(LlamaCache)
         self.capacity_bytes = 0  # the daemon decides
         self._llm = weakref.ref(llm)
@@ -287,7 +301,7 @@ class LlamaCache:
         is no state left to load."""
         llm = self._llm()
         self.restored = 0
-        if llm is not None:
+        if llm is not None and not llm._logits_all and not _has_images(llm):
             try:
                 self._restore(llm, list(key))
             except CisternError:
@@ -308,7 +322,7 @@ class LlamaCache:
     def __setitem__(self, key: Sequence[int], value: Any) -> None:
         """Stores what the context holds: the prompt and the answer, as far as it was decoded."""
         llm = self._llm()
-        if llm is None:
+        if llm is None or _has_images(llm):
             return
         try:
             self.session.store(llm.input_ids[: llm.n_tokens].tolist())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine that scripts/engine built, its model, and a private daemon for each test: the fixtures
-of this folder (test modules name this file in pytest_plugins)."""
+of this folder (test modules import them from here)."""
 import os
 import subprocess
 import sys

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 from engine_setup import ENGINE, ROOT, need_engine
+from engine_setup import daemon, model_path  # noqa: F401 (fixtures)
 
 need_engine()
-pytest_plugins = ["engine_setup"]
 
 
 def test_a_c_program_restores_what_it_stored(daemon, model_path, tmp_path):

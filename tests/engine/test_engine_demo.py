@@ -11,7 +11,6 @@ from pathlib import Path
 from engine_setup import ENGINE, ROOT, need_engine
 
 need_engine()
-pytest_plugins = ["engine_setup"]
 
 COMMAND = [sys.executable, ROOT / "scripts" / "demo_run.py", "--json", ENGINE,
            os.environ["CST_BUILD_ROOT"]]

@@ -6,9 +6,9 @@ asserted where the recomputed part is one large batch; a short tail is compared 
 save and restore of the same split.
 """
 from engine_setup import need_engine
+from engine_setup import daemon, engine, licence_tokens, model_path  # noqa: F401 (fixtures)
 
 need_engine()
-pytest_plugins = ["engine_setup"]
 
 import llama_cpp.llama_cpp as llama
 import numpy

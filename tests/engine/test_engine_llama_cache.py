@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LlamaCache with llama-cpp-python's high-level Llama: one line of its user."""
 from engine_setup import need_engine
+from engine_setup import daemon, engine, licence_tokens, model_path  # noqa: F401 (fixtures)
 
 need_engine()
-pytest_plugins = ["engine_setup"]
 
 import gc
 import sys
@@ -118,6 +118,34 @@ def test_saving_the_state_still_works_for_others(daemon, make, text):
     complete(llm, text, 4)
     assert llm.cache.cache_size > 0
     llm.set_cache(cistern.llama.LlamaCache(llm, socket_path=daemon.socket))
+
+
+def test_logits_of_the_prompt_are_still_computed(daemon, make, text):
+    """What the library reads beside the KV can't come from a cache."""
+    def logprobs(llm):
+        out = llm.create_completion(text[:300], max_tokens=2, temperature=0, logprobs=1, echo=True)
+        return out["choices"][0]["logprobs"]["token_logprobs"][1:]
+
+    first, second = (make(daemon.socket, logits_all=True) for _ in range(2))
+    assert logprobs(first) == logprobs(second)
+    assert second.cache.restored == 0
+
+
+def test_images_are_never_cached(daemon, make, text):
+    class Handler:
+        clip_model_path = "vision.gguf"
+
+    llm = make(daemon.socket)
+    llm.chat_handler = Handler()
+    complete(llm, text, 2)
+    other = make(daemon.socket)
+    complete(other, text, 2)
+    assert other.cache.restored == 0
+    llm.reset()
+    complete(llm, text, 2)
+    assert llm.cache.restored == 0
+    with pytest.raises(cistern.Refused, match="images"):
+        cistern.llama.LlamaCache(llm)
 
 
 def test_the_daemon_may_die_at_any_time(make, text):

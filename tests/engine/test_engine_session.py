@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Session: a chat of three turns, daemons that come and go, the life of the object."""
 from engine_setup import need_engine
+from engine_setup import daemon, engine, licence_tokens, model_path  # noqa: F401 (fixtures)
 
 need_engine()
-pytest_plugins = ["engine_setup"]
 
 import gc
 
