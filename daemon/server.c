@@ -318,7 +318,8 @@ int cst_server_new(struct cst_server **out, const struct cst_config *config,
 }
 
 static bool is_finished(const struct cst_server *server) {
-    return !server->n_sessions && !cst_store_jobs(server->store);
+    return !server->n_sessions && !cst_store_jobs(server->store) &&
+           !cst_workers_open(server->workers);
 }
 
 /* Lets jobs of ended sessions and of the store finish. */

@@ -34,6 +34,7 @@ struct cst_workers {
     struct cst_list finished;
     unsigned n, background, background_max; /* threads; background jobs that run; of them at most */
     bool stop;
+    size_t open; /* jobs from submit to done; loop thread only */
     pthread_t threads[];
 };
 
@@ -94,6 +95,7 @@ static void *work(void *arg) {
 static void submit(struct cst_jobs *jobs, struct cst_job *job, enum cst_job_priority priority) {
     struct cst_workers *w = cst_container_of(jobs, struct cst_workers, jobs);
 
+    w->open++;
     (void)pthread_mutex_lock(&w->lock);
     cst_list_init(&job->link);
     cst_list_append(&w->queues[priority], &job->link);
@@ -119,6 +121,7 @@ static void run_done(struct cst_io *io, uint32_t events) {
         struct cst_job *job = cst_list_entry(first, struct cst_job, link);
 
         cst_list_unlink(first);
+        w->open--;
         job->done(job);
     }
 }
@@ -174,6 +177,10 @@ struct cst_jobs *cst_workers_jobs(struct cst_workers *workers) {
     return &workers->jobs;
 }
 
+size_t cst_workers_open(const struct cst_workers *workers) {
+    return workers->open;
+}
+
 struct cst_workers *cst_workers_free(struct cst_workers *w) {
     int fd;
 
@@ -185,7 +192,7 @@ struct cst_workers *cst_workers_free(struct cst_workers *w) {
     (void)pthread_mutex_unlock(&w->lock);
     for (unsigned i = 0; i < w->n; i++)
         (void)pthread_join(w->threads[i], NULL);
-    assert(cst_list_is_empty(&w->finished));
+    assert(!w->open);
     fd = w->done_io.fd;
     cst_io_stop(w->loop, &w->done_io);
     cst_close(fd);

@@ -18,5 +18,8 @@ int cst_workers_new(struct cst_workers **out, struct cst_loop *loop, unsigned n,
                     void (*thread_start)(void));
 struct cst_jobs *cst_workers_jobs(struct cst_workers *workers);
 
+/* Jobs that were submitted and are not done. */
+size_t cst_workers_open(const struct cst_workers *workers);
+
 /* No job may be open. NULL ok, returns NULL. */
 struct cst_workers *cst_workers_free(struct cst_workers *workers);
