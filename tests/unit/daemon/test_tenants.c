@@ -380,6 +380,7 @@ struct holder {
     struct cst_raw raw;
     uint32_t space, slab;
     uint8_t root[32];
+    volatile const uint8_t *map; /* the slab's first page */
 };
 
 /* A client that has the descriptor of the slab of the block at token `first`, and no lease. */
@@ -405,6 +406,8 @@ static void hold_slab(struct holder *h, uint32_t first) {
     get.slabs = bytes(&h->slab, 4);
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_SLAB_GET, &get.base), 0);
     assert_int_equal(h->raw.n_fds, 1);
+    h->map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, h->raw.fds[0], 0);
+    assert_true(h->map != MAP_FAILED);
     release.leases = bytes(&id, 8);
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_RELEASE, &release.base), 0);
 }
@@ -503,39 +506,25 @@ static void debtors_within_quota_stay(void **state) {
     (void)stop(NULL);
 }
 
-static void little_memory(struct cst_config *config) {
-    config->memory = 32 << 20;
-}
-
-/* The store itself retires slabs when room is needed; their descriptors stay readable. */
-static void pressure_retires_slabs(void **state) {
-    struct cst_raw writer;
-    struct cst_raw_staging staging;
+/* The store itself retires the slabs of what is erased; the descriptor stays readable. */
+static void erased_slabs_are_asked_for(void **state) {
+    Cistern__V1__Purge purge = CISTERN__V1__PURGE__INIT;
     struct holder reader;
-    uint8_t root[32];
-    uint16_t statuses[64];
-    uint32_t space, first = 1000;
+    uint8_t before;
 
-    cst_box_start(&box, little_memory);
     write_one();
     hold_slab(&reader, 1);
-    cst_raw_connect(&writer, &box);
-    space = cst_raw_open(&writer, 2, CST_KIND_TOKENS, root); /* another model */
-    assert_int_equal(cst_raw_staging(&writer, &staging), 0);
-    for (int round = 0; round < 400 && !reader.raw.n_pushes; round++, first += 100000) {
-        struct pollfd pushed = { .fd = reader.raw.fd, .events = POLLIN };
-
-        assert_int_equal(cst_raw_put(&writer, space, &staging, root, first, 16, statuses), 0);
-        if (poll(&pushed, 1, 0) > 0)
-            assert_true(cst_raw_receive(&reader.raw));
-    }
-    assert_int_equal(reader.raw.n_pushes, 1);
+    assert_int_equal(cst_raw_call(&reader.raw, CST_MSG_PURGE, &purge.base), 0);
+    assert_int_equal(((const Cistern__V1__PurgeReply *)reader.raw.reply)->blocks, 1);
+    if (!reader.raw.n_pushes)
+        (void)cst_raw_wait_push(&reader.raw);
     assert_int_equal(reader.raw.pushes[0], CST_MSG_SLAB_RETIRE);
+    assert_int_equal(held_bytes(), 1 << 20);
+    before = reader.map[0];
+    assert_int_equal(reader.map[4095], before); /* readable still; the block was uniform */
     drop_slab(&reader);
-    cst_raw_staging_unmap(&staging);
-    cst_raw_close(&writer);
+    assert_int_equal(held_bytes(), 0);
     cst_raw_close(&reader.raw);
-    (void)stop(NULL);
 }
 
 /* ---- events ---- */
@@ -603,7 +592,7 @@ int main(void) {
         cmocka_unit_test(peers_are_known_by_pid_and_start_time),
         cmocka_unit_test(debtors_over_quota_are_ended),
         cmocka_unit_test(debtors_within_quota_stay),
-        cmocka_unit_test(pressure_retires_slabs),
+        T(erased_slabs_are_asked_for),
         T(subscribers_see_what_happens_in_order),
     };
     const struct CMUnitTest users[] = {
