@@ -6,8 +6,9 @@
 #include "store/block.h"
 
 enum {
-    CST_ENCODES_MAX = 2,      /* at a time: each needs workspace outside the memory limit */
-    CST_VICTIMS_SCANNED = 64, /* a few victims may be busy: how far to look */
+    CST_ENCODES_MAX = 2,             /* at a time: each needs workspace outside the memory limit */
+    CST_ENCODES_MAX_BLOCK = 8 << 20, /* larger blocks: one at a time */
+    CST_VICTIMS_SCANNED = 64,        /* a few victims may be busy: how far to look */
 };
 
 struct cst_scrub {
@@ -78,7 +79,9 @@ struct cst_space {
     struct cst_list wait_decodes, wait_puts, wait_encodes; /* for a slot */
     bool making_hot, making_packed;
     size_t encodes;
-    uint64_t encode_after_ns; /* no room for packed copies: not again before */
+    uint32_t packed_class;     /* size class of the last frame */
+    uint64_t encode_failed_ns; /* when packing found no room or memory */
+    unsigned encode_fails;     /* in a row */
     uint64_t hot_copies, packed_copies;
     uint64_t decode_ns; /* moving average of a decode */
     uint64_t used;
@@ -165,8 +168,11 @@ enum { CST_ROOM_WAIT = 1, CST_ROOM_FULL };
 /* 0 and a slot; CST_ROOM_WAIT: queue up, the space is served when something comes free;
  * CST_ROOM_FULL. May evict any idle block. */
 int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot);
-int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
-                    uint32_t *slot);
+/* used: when the block that is packed was used last: nothing younger is evicted for it. */
+int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
+                    struct cst_slab_slots **slab, uint32_t *slot);
+/* Is it worth encoding a block now? */
+bool cst_room_packed_is_likely(const struct cst_space *space);
 /* So many bytes more: 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict
  * any idle block. */
 int cst_room_index(struct cst_space *space, size_t bytes);

@@ -114,7 +114,8 @@ static void end(struct encode *e) {
 }
 
 static void back_off(struct cst_space *space) {
-    space->encode_after_ns = cst_store_now(space->store) + CST_NS_PER_S;
+    space->encode_failed_ns = cst_store_now(space->store);
+    space->encode_fails += space->encode_fails < 6;
 }
 
 static bool shrinks(const struct encode *e) {
@@ -173,6 +174,7 @@ static void move_done(struct cst_job *job) {
         b->preset = (uint8_t)e->info.preset;
         b->error = e->info.error;
         space->stats.encodes++;
+        space->encode_fails = 0;
     }
     end(e);
     cst_room_serve(space);
@@ -185,7 +187,8 @@ void cst_encode_serve(struct cst_space *space) {
 
     while ((it = cst_list_first(&space->wait_encodes))) {
         struct encode *e = cst_list_entry(it, struct encode, link);
-        int r = e->block->dead ? CST_ROOM_FULL : cst_room_packed(space, e->len, &e->slab, &e->slot);
+        int r = e->block->dead ? CST_ROOM_FULL
+                               : cst_room_packed(space, e->len, e->block->used, &e->slab, &e->slot);
 
         if (r == CST_ROOM_WAIT)
             return;
@@ -222,15 +225,25 @@ static bool start(struct cst_space *space) {
     return true;
 }
 
-static bool may_start(const struct cst_space *space) {
+/* After n failures in a row nothing is tried for 2^(n-1) s, or 1 s when a slot is wanted. */
+static bool is_backing_off(const struct cst_space *space, bool wanted) {
+    uint64_t since = cst_store_now(space->store) - space->encode_failed_ns;
+    unsigned n = space->encode_fails;
+
+    return n && since < CST_NS_PER_S << (wanted ? 0 : n - 1);
+}
+
+static bool may_start(const struct cst_space *space, bool wanted) {
     const struct cst_store *store = space->store;
 
-    return store->encodes < CST_ENCODES_MAX && !cst_list_is_empty(&space->dirty) &&
-           cst_store_now(store) >= space->encode_after_ns;
+    size_t most = space->desc->block_bytes > CST_ENCODES_MAX_BLOCK ? 1 : CST_ENCODES_MAX;
+
+    return store->encodes < most && !cst_list_is_empty(&space->dirty) &&
+           !is_backing_off(space, wanted) && cst_room_packed_is_likely(space);
 }
 
 bool cst_encode_kick(struct cst_space *space) {
-    if (may_start(space))
+    if (may_start(space, true))
         (void)start(space);
     return space->encodes;
 }
@@ -245,7 +258,7 @@ void cst_encode_kick_all(struct cst_store *store) {
 
         cst_list_unlink(it);
         cst_list_append(&store->dirty_spaces, it);
-        if (may_start(space) && start(space))
+        if (may_start(space, false) && start(space))
             stop = NULL;
         else if (!stop)
             stop = it;

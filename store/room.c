@@ -5,8 +5,10 @@
  * A hot slot is, in this order: a free one; one of a new slab, if memory allows or an empty slab
  * elsewhere can be given back for it; that of a hot copy whose block is packed too; that of the
  * policy's victim among this space's idle leaves, unless another space has a slab that was not used
- * for longer: then that one is emptied. Packed slots likewise, but hot slabs that hold nothing
- * else than packed blocks go before any block does.
+ * for longer: then that one is emptied. When the best victim has no hot copy, the put waits until
+ * one of the others is packed in its place. Packed slots likewise, but hot slabs that hold nothing
+ * else than packed blocks go before any block does, and slabs of other size classes are emptied,
+ * too, so that a class which is no longer used does not keep its memory.
  *
  * Invariants
  *   1. slabs (made and being made) + index <= options.memory.
@@ -104,9 +106,9 @@ static void empty_slab(struct cst_slab_slots *s) {
     cst_slab_retire(s);
 }
 
-/* Empties the least recently used slab that was used before `before`; own slabs of the kind asked
- * for don't count. */
-static bool empty_older(struct cst_space *space, bool packed, uint64_t before) {
+/* Empties the least recently used slab that was used before `before`. Those that would be in `own`
+ * if they had free slots don't count: what they hold goes block by block. */
+static bool empty_older(struct cst_space *space, const struct cst_list *own, uint64_t before) {
     struct cst_list *head = &space->store->slabs, *it = head->next;
     unsigned tried = 0;
 
@@ -116,7 +118,7 @@ static bool empty_older(struct cst_space *space, bool packed, uint64_t before) {
         it = it->next;
         if (s->touched >= before)
             return false;
-        if (s->leases || s->busy || (s->slab.space == space && s->slab.packed == packed))
+        if (s->leases || s->busy || cst_slab_free_list(s) == own)
             continue;
         tried++;
         if (can_empty(s)) {
@@ -203,19 +205,23 @@ int cst_room_index(struct cst_space *space, size_t bytes) {
         if (!evict_any_for_index(space))
             return CST_STORE_E_LIMIT;
     while (!fits(store, bytes))
-        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, true, UINT64_MAX) &&
-            !empty_older(space, false, UINT64_MAX))
+        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, NULL, UINT64_MAX))
             return CST_STORE_E_BUSY;
     return 0;
 }
 
 /* ---- slots ---- */
 
+static uint64_t slab_size(const struct cst_space *space) {
+    uint64_t blocks = SLAB_BLOCKS_MIN * cst_space_slot_bytes(space);
+
+    return cst_align_up(CST_MAX(space->store->options.slab_bytes, blocks), PAGE);
+}
+
 /* Starts a new slab if memory allows, after giving back empty ones. */
 static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes) {
     struct cst_store *store = space->store;
-    uint64_t blocks = SLAB_BLOCKS_MIN * cst_space_slot_bytes(space);
-    uint64_t size = cst_align_up(CST_MAX(store->options.slab_bytes, blocks), PAGE);
+    uint64_t size = slab_size(space);
     uint64_t index = cst_slab_index_bytes(store, size / slot_bytes);
 
     if (cst_store_now(store) < store->slabs_after_ns)
@@ -224,6 +230,12 @@ static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t 
         if (!give_back_one(store))
             return false;
     return !cst_room_index(space, index) && !cst_slab_make(space, packed, klass, slot_bytes, size);
+}
+
+static bool is_best_victim(const struct cst_block *b) {
+    struct cst_evict *e = b ? &b->space->evict : NULL;
+
+    return b && e->ops->victim(e, NULL) == &b->evict;
 }
 
 static bool take_free(struct cst_list *slabs, struct cst_slab_slots **slab, uint32_t *slot) {
@@ -256,9 +268,11 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
         if (drop_clean(space))
             continue;
         own = victim(space, false, 0);
-        if (!own && cst_encode_kick(space)) /* copies that can be dropped are being made */
+        /* Rather than a block that was used later than others: copies that can be dropped are made,
+         * at the cost of those. */
+        if (!is_best_victim(own) && cst_encode_kick(space))
             return CST_ROOM_WAIT;
-        if (empty_older(space, false, own ? own->used : UINT64_MAX))
+        if (empty_older(space, &space->hot_free, own ? own->used : UINT64_MAX))
             continue;
         if (!own)
             return CST_ROOM_FULL;
@@ -267,19 +281,34 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
     return 0;
 }
 
-int cst_room_packed(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
-                    uint32_t *slot) {
-    uint32_t klass = cst_packed_class(bytes);
+/* Packing ahead of need is not worth a block of anybody: only when the space's hot slots are used
+ * up do others go for it. */
+static bool is_pressed(const struct cst_space *space) {
+    return cst_list_is_empty(&space->hot_free);
+}
 
-    for (unsigned i = 0; !take_free(&space->packed_free[klass], slab, slot);) {
+bool cst_room_packed_is_likely(const struct cst_space *space) {
+    return is_pressed(space) || !cst_list_is_empty(&space->packed_free[space->packed_class]) ||
+           !cst_list_is_empty(&space->store->empty) || fits(space->store, slab_size(space));
+}
+
+int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
+                    struct cst_slab_slots **slab, uint32_t *slot) {
+    uint32_t klass = cst_packed_class(bytes);
+    struct cst_list *free = &space->packed_free[klass];
+
+    space->packed_class = klass;
+    for (unsigned i = 0; !take_free(free, slab, slot);) {
         struct cst_block *own;
 
         if (space->making_packed || grow(space, true, klass, cst_packed_class_bytes(klass)))
             return CST_ROOM_WAIT;
         if (empty_clean(space->store))
             continue;
+        if (!is_pressed(space))
+            return CST_ROOM_FULL;
         own = victim(space, true, klass);
-        if (empty_older(space, true, own ? own->used : 0))
+        if (empty_older(space, free, own ? own->used : used))
             continue;
         if (!own || i++ >= PACKED_EVICTIONS)
             return CST_ROOM_FULL;

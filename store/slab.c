@@ -41,7 +41,7 @@ size_t cst_slab_index_bytes(const struct cst_store *store, uint64_t n_slots) {
     return meta_bytes(n_slots) + cst_hashmap_growth(&store->slab_map);
 }
 
-static struct cst_list *free_list(const struct cst_slab_slots *s) {
+struct cst_list *cst_slab_free_list(const struct cst_slab_slots *s) {
     struct cst_space *space = s->slab.space;
 
     return s->slab.packed ? &space->packed_free[s->klass] : &space->hot_free;
@@ -85,7 +85,7 @@ static void add(struct cst_slab_slots *s) {
     s->touched = store->uses;
     cst_list_append(&store->slabs, &s->lru);
     cst_list_append(&store->empty, &s->empty);
-    cst_list_append(free_list(s), &s->free);
+    cst_list_append(cst_slab_free_list(s), &s->free);
     count(s, 1);
 }
 
@@ -160,11 +160,11 @@ void cst_slab_give(struct cst_slab_slots *s, uint32_t slot) {
     s->owners[slot] = NULL;
     s->stack[s->n_slots - s->used--] = slot;
     if (s->used + 1 == s->n_slots)
-        cst_list_append(free_list(s), &s->free);
+        cst_list_append(cst_slab_free_list(s), &s->free);
     if (!s->used) {
         cst_list_append(&s->slab.space->store->empty, &s->empty);
         cst_list_unlink(&s->free); /* fill the others first */
-        cst_list_append(free_list(s), &s->free);
+        cst_list_append(cst_slab_free_list(s), &s->free);
     }
 }
 

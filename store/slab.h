@@ -47,6 +47,9 @@ size_t cst_slab_index_bytes(const struct cst_store *store, uint64_t n_slots);
 int cst_slab_make(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes,
                   uint64_t size);
 
+/* Where slabs with free slots for the same use as this one are: of its space, hot or its class. */
+struct cst_list *cst_slab_free_list(const struct cst_slab_slots *s);
+
 /* Takes a free slot of a slab that has one. It has no owner yet. */
 uint32_t cst_slab_take(struct cst_slab_slots *s);
 /* Gives the slot back; its owner is forgotten. */

@@ -51,7 +51,7 @@ struct cst_block;
 struct cst_store_options {
     uint64_t memory;     /* bytes: hot and packed slabs and the index */
     uint64_t index;      /* bytes of `memory` that the index may take; 0: a quarter */
-    uint64_t slab_bytes; /* hot slab size, raised to 8 blocks; 0: 64 MiB */
+    uint64_t slab_bytes; /* raised to 8 blocks; 0: 64 MiB, but at most a 16th of memory */
     uint64_t max_age_ns; /* blocks older than this are gone; 0: never */
     uint64_t pin_bytes;  /* pinned bytes per namespace; 0: a quarter of memory */
     uint64_t busy_ns;    /* how long a writer keeps a key for itself; 0: 5 s */

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-size_t world_slabs;
+_Atomic size_t world_slabs;
 
 static int slab_make(struct cst_mem_slab *out, uint64_t size, enum cst_slab_use use) {
     assert_int_equal(use, CST_SLAB_READ_ONLY);

@@ -41,7 +41,7 @@ void world_free(struct world *w);
 void world_settle(struct world *w);
 
 /* Heap slabs of all worlds that exist now. */
-extern size_t world_slabs;
+extern _Atomic size_t world_slabs;
 extern const struct cst_mem_ops world_mem;
 
 /* A heap descriptor: one layer, 64-dimensional rows of 16-bit floats, K and V. `variant` changes

@@ -153,6 +153,96 @@ static void packing_makes_room(void **state) {
     end_world(w);
 }
 
+/* A burst that finds memory full of old packed blocks replaces these, not itself. */
+static void a_burst_replaces_what_is_older(void **state) {
+    struct world *w = tight(5, "lru");
+    struct cst_space *s = space(w, "a");
+    const uint32_t old = 60, burst = 2 * SLAB_BLOCKS;
+    uint32_t oldest = 0;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < old; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        world_pack(w);
+    }
+    assert_true(numbers(s).evicted_blocks > 0);  /* full */
+    for (uint32_t i = old; i < old + burst; i++) /* faster than ticks */
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+    while (!there(s, oldest))
+        oldest++;
+    assert_true(oldest < old);
+    for (uint32_t i = oldest; i < old + burst; i++)
+        assert_true(there(s, i));
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* Packing ahead of need takes nothing from others. */
+static void idle_packing_evicts_nobody(void **state) {
+    struct world *w = tight(3, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    uint8_t key[32];
+    size_t jobs;
+
+    for (uint32_t i = 0; i < 2 * SLAB_BLOCKS; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(store_leaf(w, b, i, key), 0);
+    jobs = w->jobs.n_done;
+    for (unsigned i = 0; i < 10; i++) {
+        cst_store_tick(w->store);
+        world_settle(w);
+        w->clock.ns += 2 * CST_NS_PER_S;
+    }
+    assert_int_equal(numbers(a).blocks, 2 * SLAB_BLOCKS);
+    assert_int_equal(numbers(b).blocks, 3);
+    assert_true(w->jobs.n_done - jobs <= 10 + 6); /* the scrubber's, ever fewer encodes */
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* Blocks whose values have fewer bits pack into another size class. When all blocks are like that,
+ * the slabs of the old class must not keep the memory. */
+static void an_unused_size_class_gives_way(void **state) {
+    struct world *w = tight(4, "lru");
+    struct cst_space *s = space(w, "a");
+    uint32_t last_class = UINT32_MAX, busy_ms;
+
+    for (uint32_t i = 0; i < 120; i++) {
+        const uint32_t tokens[WORLD_TOKENS] = { i };
+        struct world_put p = { .put = CST_PUT_NULL(world_put_done) };
+        uint8_t key[32];
+        struct cst_block *b;
+
+        world_key(key, root, tokens, WORLD_TOKENS);
+        world_fill(p.bytes, key, 0);
+        for (unsigned j = 0; i >= 60 && j < WORLD_BLOCK; j += 2)
+            p.bytes[j + 1] &= 0xf8, p.bytes[j] &= 0x0f;
+        assert_int_equal(cst_put_begin(s, root, true, key, tokens, WORLD_TOKENS, &p.put, &busy_ms),
+                         0);
+        cst_put_commit(&p.put, p.bytes, NULL);
+        world_settle(w);
+        assert_int_equal(p.status, 0);
+        world_pack(w);
+        w->clock.ns += 2 * CST_NS_PER_S;
+        b = cst_trie_find(s, key);
+        if (i == 50 && b->packed.slab)
+            last_class = b->packed.slab->klass;
+    }
+    assert_int_not_equal(s->packed_class, last_class);
+    assert_true(s->packed_copies > 2 * SLAB_BLOCKS);
+    for (const struct cst_list *it = w->store->slabs.next; it != &w->store->slabs; it = it->next) {
+        const struct cst_slab_slots *slab = cst_list_entry(it, struct cst_slab_slots, lru);
+
+        assert_true(!slab->slab.packed || slab->klass != last_class);
+    }
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
 /* What is not used any more in one space makes room in another, slab by slab. */
 static void a_new_space_takes_the_oldest_slab(void **state) {
     struct world *w = tight(3, "lru");
@@ -424,6 +514,9 @@ int main(void) {
         cmocka_unit_test(chains_go_from_the_end),
         cmocka_unit_test(leased_and_pinned_blocks_stay),
         cmocka_unit_test(packing_makes_room),
+        cmocka_unit_test(a_burst_replaces_what_is_older),
+        cmocka_unit_test(idle_packing_evicts_nobody),
+        cmocka_unit_test(an_unused_size_class_gives_way),
         cmocka_unit_test(a_new_space_takes_the_oldest_slab),
         cmocka_unit_test(a_leased_slab_is_not_taken),
         cmocka_unit_test(a_held_slab_retires),
