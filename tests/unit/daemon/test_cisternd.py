@@ -118,6 +118,19 @@ class CisterndTest(unittest.TestCase):
             self.assertIn(f"  --{key.replace('_', '-')} ", text)
         self.assertLess(max(map(len, text.splitlines())), 100)
 
+    def test_manual_page_says_what_the_table_says(self):
+        page = (Path(__file__).parents[3] / "docs/man/cistern.conf.5").read_text(encoding="utf-8")
+        text = " ".join(page.split())
+        sample = subprocess.run([CISTERND, "--print-config"], capture_output=True, text=True).stdout
+        rows = re.findall(r"((?:^# .*\n)+)^#(\w+) =(.*)\n", sample.split("[daemon]\n")[1], re.M)
+        rows = [(h, k, v) for h, k, v in rows if k not in ("cgroup", "uid", "gid")]
+        self.assertEqual([k for _, k, _ in rows], re.findall(r"^\.It Va (\w+) =", page, re.M))
+        for words, key, value in rows:
+            live = value.endswith("; (live)")
+            value = value.removesuffix("; (live)").strip() or "(empty)"
+            self.assertIn(f"\n.It Va {key} = {value}{' , live' if live else ''}\n", page)
+            self.assertIn(" ".join(words.replace("\n# ", " ").removeprefix("# ").split()), text)
+
     def test_version(self):
         text = subprocess.run([CISTERND, "--version"], capture_output=True, text=True).stdout
         self.assertRegex(text, r"^cisternd \d+\.\d+\.\d+\n$")
