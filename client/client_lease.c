@@ -20,6 +20,7 @@
 #include <string.h>
 
 enum {
+    MODE_PACKED = 1,
     ACQUIRE_KEYS_FIELD = 2,
     FEW = 64,           /* leases that fit the stack */
     ACQUIRE_MAX = 3072, /* keys of one Acquire: their records fit any answer */
@@ -68,7 +69,6 @@ static bool lease_get(cistern_lease **out, struct acquire *a, size_t i) {
         .generation = c->conn.generation,
         .layer_first = a->options->layer_first,
         .layer_count = a->options->layer_count,
-        .packed = a->options->mode == 1,
         .status = CISTERN_E_TIMEOUT, /* until the daemon says something */
         .owed = true,
     };
@@ -91,10 +91,10 @@ static bool bind(cistern_lease *lease, struct cst_slab *slab) {
 }
 
 static bool is_size_sane(const cistern_lease *lease, uint64_t size) {
-    uint64_t block = lease->space->descriptor->block_bytes;
+    const struct cst_descriptor *descriptor = lease->space->descriptor;
 
-    return lease->packed ? size > 0 && size <= cst_frame_bound(lease->space->descriptor)
-                         : size == block;
+    return lease->packed ? size > 0 && size <= cst_frame_bound(descriptor)
+                         : size == descriptor->block_bytes;
 }
 
 static void granted(struct acquire *a, cistern_lease *lease,
@@ -109,6 +109,9 @@ static void granted(struct acquire *a, cistern_lease *lease,
     lease->size = size;
     lease->tokens = cst_load32(&record->tokens);
     lease->crc32c = cst_load32(&record->crc32c);
+    /* Without a frame the daemon answers decoded bytes; a raw frame is longer than those. */
+    lease->packed = a->options->mode == MODE_PACKED &&
+                    (record->preset || size != lease->space->descriptor->block_bytes);
     if (!is_size_sane(lease, size))
         return;
     slab = cst_map_find(&a->space->client->map, lease->slab_id);
@@ -440,7 +443,7 @@ static int32_t read_acquire_options(const cistern_space *space, cistern_acquire_
 
     if (status)
         return status;
-    if (known->mode > 1)
+    if (known->mode > MODE_PACKED)
         return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the mode is 0 or 1");
     if (known->layer_first > n_layers || known->layer_count > n_layers - known->layer_first)
         return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the layer range ends after layer %u",
@@ -540,32 +543,35 @@ static int32_t decode_status(int r) {
     }
 }
 
-CST_EXPORT int32_t cistern_lease_decode(const cistern_lease *lease, void *block, size_t size) {
+static int32_t decode(const cistern_lease *lease, void *block, size_t size) {
     enum { ALIGN = 64 };
-    const struct cst_descriptor *descriptor;
-    int32_t status = check_lease(lease);
+    const struct cst_descriptor *descriptor = lease->space->descriptor;
+    size_t work_size = cst_codec_work_size(descriptor);
+    uint8_t *work = work_get(lease->space, work_size + ALIGN);
     uint32_t n_layers = UINT32_MAX;
-    size_t work_size;
-    uint8_t *work;
     int r;
 
-    if (status)
-        return status;
-    descriptor = lease->space->descriptor;
-    if (!lease->packed)
-        return cst_client_fail(CISTERN_E_BAD_STATE, "the lease is not packed: read its data");
-    if (!block || size < descriptor->block_bytes)
-        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the block is NULL or too small");
+    if (!work)
+        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     if (lease->layer_count)
         n_layers = lease->layer_count;
     else if (lease->layer_first)
         n_layers = descriptor->n_layers - lease->layer_first;
-    work_size = cst_codec_work_size(descriptor);
-    work = work_get(lease->space, work_size + ALIGN);
-    if (!work)
-        return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     r = cst_frame_decode(block, size, lease->data, lease->size, descriptor, lease->layer_first,
                          n_layers, (void *)cst_align_up((uintptr_t)work, ALIGN), work_size);
     work_put(lease->space, work);
     return decode_status(r);
+}
+
+CST_EXPORT int32_t cistern_lease_decode(const cistern_lease *lease, void *block, size_t size) {
+    int32_t status = check_lease(lease);
+
+    if (status)
+        return status;
+    if (!block || size < lease->space->descriptor->block_bytes)
+        return cst_client_fail(CISTERN_E_BAD_ARGUMENT, "the block is NULL or too small");
+    if (lease->packed)
+        return decode(lease, block, size);
+    memcpy(block, lease->data, lease->size);
+    return CISTERN_OK;
 }

@@ -260,7 +260,8 @@ int32_t cistern_lookup_each(cistern_space *space, const uint8_t *keys, size_t n,
 
 typedef struct cistern_acquire_options {
     uint32_t size;
-    uint32_t mode; /* 0: decoded by the daemon; 1: packed, decode with cistern_lease_decode() */
+    uint32_t mode; /* 0: decoded by the daemon; 1: packed where there is a frame, for
+                      cistern_lease_decode() */
     uint32_t layer_first;
     uint32_t layer_count; /* 0: all layers */
     uint32_t timeout_ms;  /* wait for decodes; 0: the client's timeout */
@@ -288,7 +289,8 @@ typedef struct cistern_lease_info {
 int32_t cistern_lease_data(const cistern_lease *lease, const void **data, size_t *size,
                            cistern_lease_info *info);
 
-/* Packed leases: decodes into block (block_bytes of the space). */
+/* The block's bytes into block (block_bytes of the space), whatever the lease holds: decodes a
+ * frame, copies decoded bytes. With a layer range, other layers' bytes may stay untouched. */
 int32_t cistern_lease_decode(const cistern_lease *lease, void *block, size_t size);
 
 /* Never fails; NULL entries are skipped; the handles are invalid afterwards. */
