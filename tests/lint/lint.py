@@ -289,6 +289,20 @@ def rule_links(tree):
                     yield path, n, f"broken link {link}"
 
 
+def rule_names(tree):
+    """Functions and files that the documents name exist, so that no arrow leads nowhere."""
+    code = "\n".join(tree.text(p) for p in tree.with_suffix(".c", ".h", ".cu", ".def", ".py"))
+    known = set(re.findall(r"\w+", code))
+    for path in tree.with_suffix(".md"):
+        for n, line in enumerate(tree.text(path).split("\n"), 1):
+            for name in re.findall(r"`(\w+)\(\)`", line):
+                if name not in known and name not in ("poll",):
+                    yield path, n, f"no function {name}()"
+            for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:c|h|def|proto|py|md))`", line):
+                if not any((tree.root / at / name).exists() for at in ("", "client/include")):
+                    yield path, n, f"no file {name}"
+
+
 def rule_format(tree):
     """C files are formatted by clang-format 14 with the tree's .clang-format."""
     tool = shutil.which("clang-format-14")

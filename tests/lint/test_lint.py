@@ -63,6 +63,7 @@ BAD = {
                       {"scripts/bad": "cd /home/" + "me\n"}],
     "listed": [{"base/forgotten.c": HEAD}],
     "links": [{"docs/bad.md": "[lost](nowhere.md)\n"}],
+    "names": [{"docs/bad.md": "see `cst_nothing()`\n"}, {"docs/bad.md": "see `base/nothing.c`\n"}],
     "format": [{"base/bad.c": HEAD + "int  x ;\n"}],
 }
 # near the fault, but fine
@@ -78,6 +79,7 @@ FINE = {
     "functions": [{"base/fine.c": HEAD + "\n/* A parser; long: one case a field */\nint f(void) {\n"
                    + LONG_BODY + "}\n"},
                   {"base/fine.c": HEAD + "\nint f(void) {\n" + LONG_BODY[9:] + "}\n"}],
+    "names": [{"docs/fine.md": "`f()` in `base/mem.c`, `word`\n"}],
     "heap": [{"tests/fine.c": HEAD + "void f(void) {\n    free(x);\n}\n"},
              {"store/fine.c": HEAD + "void f(void) {\n    cst_free(x);\n    ops->free(x);\n}\n"}],
     "cloexec": [{"daemon/fine.c": HEAD + "void f(void) {\n    fd = open(p,\n"
