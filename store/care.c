@@ -159,6 +159,8 @@ void cst_care_slice(struct cst_store *store) {
 
         if (store->options.max_age_ns)
             left = expire(space, left);
+        if (!space->map.count)
+            cst_room_give_back(space); /* an erased space leaves no bytes behind */
         cst_space_reap(space);
     }
     cst_list_for_each_safe (it, tmp, &store->namespaces)

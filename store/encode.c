@@ -8,7 +8,8 @@
  * Invariants: 1. at most CST_ENCODES_MAX at a time, waiting ones included, since each has a buffer
  * that no memory limit counts; 2. the hot copy is pinned while it is read; 3. a block of an exact
  * space gets exact presets only; 4. a block that doesn't shrink by a sixteenth stays as it is:
- * packing it would only cost a decode.
+ * packing it would only cost a decode; 5. only committed bytes are encoded, never what a lossy
+ * frame gave back.
  * Loop thread, but for the jobs, which touch the copy, the buffer and the slot.
  */
 #include "base/crc32c.h"
@@ -212,6 +213,7 @@ static bool start(struct cst_space *space) {
         back_off(space);
         return false;
     }
+    assert(b->hot.crc == b->crc);
     cst_list_init(&e->link);
     e->block = b;
     e->source = cst_slot_data(b->hot.slab, b->hot.slot);

@@ -206,18 +206,19 @@ static float half_to_float(uint16_t h) {
 
 /* Anything that isn't a number of bits makes the whole block's surprisal unknown. */
 static void set_surprisals(struct cst_block *b, const uint16_t *surprisals) {
+    uint16_t *own = cst_block_surprisals(b);
     float sum = 0;
 
     if (b->has_surprisals)
         return;
+    memcpy(own, surprisals, b->n_tokens * sizeof(*own)); /* first: a client may still write them */
     for (uint32_t i = 0; i < b->n_tokens; i++) {
-        float bits = half_to_float(surprisals[i]);
+        float bits = half_to_float(own[i]);
 
         if (!(bits >= 0) || isinf(bits))
             return;
         sum += bits;
     }
-    memcpy(cst_block_surprisals(b), surprisals, b->n_tokens * sizeof(*surprisals));
     b->surprisal = sum;
     b->has_surprisals = true;
 }

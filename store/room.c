@@ -31,6 +31,7 @@ enum {
     PACKED_EVICTIONS = 64,
     SLAB_BLOCKS_MIN = 8,
     PAGE = 4096,
+    HELD_AT_EASE = 64 << 20, /* bytes of retired slabs that clients still map */
 };
 
 static struct cst_slab_slots *lru_slab(struct cst_list *link) {
@@ -68,6 +69,12 @@ static bool give_back_one(struct cst_store *store) {
     return it;
 }
 
+/* Is there another copy of the block that is as good as the one in this slab? Bytes that were
+ * decoded from a lossy frame are not: encoded again they would lose twice. */
+static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) {
+    return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
+}
+
 /* Can everything in the slab go? */
 static bool can_empty(const struct cst_slab_slots *s) {
     unsigned budget = SUBTREE_NODES;
@@ -77,29 +84,27 @@ static bool can_empty(const struct cst_slab_slots *s) {
     for (uint32_t i = 0; i < s->n_slots; i++) {
         const struct cst_block *b = s->owners[i];
 
-        if (!b || (s->slab.packed ? b->hot.slab : b->packed.slab))
-            continue;
-        if (!cst_block_subtree_idle(b, &budget))
+        if (b && !is_spare(s, b) && !cst_block_subtree_idle(b, &budget))
             return false;
     }
     return true;
 }
 
-/* Drops copies of blocks that have another one, and the other blocks with what is below them. */
+/* Drops copies of blocks that have a spare one, and the other blocks with what is below them. */
 static void empty_slab(struct cst_slab_slots *s) {
     for (uint32_t i = 0; i < s->n_slots; i++) {
         struct cst_block *b = s->owners[i];
 
         if (!b)
             continue;
-        if (s->slab.packed && b->hot.slab)
-            cst_block_drop_packed(b);
-        else if (!s->slab.packed && b->packed.slab)
-            cst_block_drop_hot(b);
-        else {
+        if (!is_spare(s, b)) {
             (void)cst_block_remove(b, CST_GONE_EVICTED);
             continue;
         }
+        if (s->slab.packed)
+            cst_block_drop_packed(b);
+        else
+            cst_block_drop_hot(b);
         cst_block_settle(b, CST_EVICT_WARM);
     }
     assert(!s->used);
@@ -107,7 +112,9 @@ static void empty_slab(struct cst_slab_slots *s) {
 }
 
 /* Empties the least recently used slab that was used before `before`. Those that would be in `own`
- * if they had free slots don't count: what they hold goes block by block. */
+ * if they had free slots don't count: what they hold goes block by block. One that clients map only
+ * comes free when they drop it: while they hold much already it is taken only when there is no
+ * other way (before = UINT64_MAX). */
 static bool empty_older(struct cst_space *space, const struct cst_list *own, uint64_t before) {
     struct cst_list *head = &space->store->slabs, *it = head->next;
     unsigned tried = 0;
@@ -119,6 +126,9 @@ static bool empty_older(struct cst_space *space, const struct cst_list *own, uin
         if (s->touched >= before)
             return false;
         if (s->leases || s->busy || cst_slab_free_list(s) == own)
+            continue;
+        if (before != UINT64_MAX && s->slab.holders &&
+            space->store->held_bytes + s->slab.mem.size > HELD_AT_EASE)
             continue;
         tried++;
         if (can_empty(s)) {

@@ -114,6 +114,7 @@ void cst_store_event(struct cst_space *space, enum cst_event what, const struct 
 static void fill_options(struct cst_store_options *o) {
     if (!o->index)
         o->index = o->memory / 4;
+    o->index = CST_MIN(o->index, o->memory);
     if (!o->slab_bytes)
         o->slab_bytes = CST_MIN(UINT64_C(64) << 20, o->memory / 16);
     if (!o->pin_bytes)

@@ -210,6 +210,24 @@ static void purge_empties_one_namespace(void **state) {
     end_world(w, s);
 }
 
+/* A slab that was leased while its space was purged goes with the lease. */
+static void nothing_stays_after_a_purge(void **state) {
+    struct cst_space *s;
+    struct world *w = small_world(&plain, &s);
+    struct world_fetch f;
+    uint8_t key[32];
+
+    world_store_chain(w, s, root, 5, 1, key);
+    world_fetch(w, s, key, CST_FETCH_DECODED, &f);
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(s)), 1);
+    assert_int_equal(world_slabs, 1);
+    cst_fetch_release(&f.fetch);
+    cst_store_tick(w->store);
+    world_settle(w);
+    assert_int_equal(world_slabs, 0);
+    end_world(w, s);
+}
+
 /* ---- pins ---- */
 
 static uint64_t pinned(struct cst_space *s) {
@@ -462,6 +480,7 @@ int main(void) {
         cmocka_unit_test(erased_blocks_can_be_stored_again),
         cmocka_unit_test(a_decode_outlives_its_block),
         cmocka_unit_test(purge_empties_one_namespace),
+        cmocka_unit_test(nothing_stays_after_a_purge),
         cmocka_unit_test(a_pin_is_charged_with_its_ancestors),
         cmocka_unit_test(a_pin_ends_by_itself),
         cmocka_unit_test(old_blocks_are_gone),

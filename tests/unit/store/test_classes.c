@@ -149,6 +149,34 @@ static void each_class_keeps_its_bound(void **state) {
     teardown(&x);
 }
 
+/* When a slab of frames is emptied for others, blocks whose hot bytes came from a lossy frame go
+ * with it: encoded again they would lose twice. Those that still have the committed bytes stay. */
+static void nothing_is_encoded_twice(void **state) {
+    for (unsigned c = 0; c < CST_CLASSES; c++) {
+        struct spaces x = setup(4 * WORLD_SLAB); /* three slabs, with the index */
+        struct cst_space *other = world_space(x.w, "b", 1, CST_KIND_FLAT, CST_CLASS_LOSSLESS);
+        struct world_fetch f;
+        uint8_t key[32];
+
+        store(&x, c, 0);
+        store(&x, c, 1);
+        world_pack(x.w);
+        world_cool(x.s[c], x.keys + 32);
+        world_fetch(x.w, x.s[c], x.keys + 32, CST_FETCH_DECODED, &f);
+        cst_fetch_release(&f.fetch);
+        for (unsigned i = 0; i <= WORLD_SLAB / WORLD_BLOCK; i++) {
+            world_key_n(key, i);
+            assert_int_equal(world_store(x.w, other, NULL, false, key, NULL, 0), 0);
+        }
+        assert_int_equal(x.s[c]->packed_copies, 0); /* its slab was the oldest */
+        assert_int_equal(world_present(x.s[c], x.keys, 1), 1);
+        assert_int_equal(world_present(x.s[c], x.keys + 32, 1), c == CST_CLASS_LOSSLESS);
+        world_pack(x.w);
+        (void)cst_space_unref(other);
+        teardown(&x);
+    }
+}
+
 /* Hardly any deviation beside a large mean: eight bits can't keep the bound, lossless can. */
 static void what_a_lossy_preset_cannot_hold_stays_exact(void **state) {
     struct spaces x = setup(0);
@@ -225,6 +253,7 @@ static void exact_bytes_never_come_from_a_lossy_space(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_class_keeps_its_bound),
+        cmocka_unit_test(nothing_is_encoded_twice),
         cmocka_unit_test(what_a_lossy_preset_cannot_hold_stays_exact),
         cmocka_unit_test(exact_bytes_never_come_from_a_lossy_space),
     };
