@@ -3,6 +3,7 @@
 #include "tests/lib/check.h"
 #include "tests/unit/client/fake_daemon.h"
 
+#include "base/fault.h"
 #include "client/client.h"
 #include "codec/codec.h"
 #include "proto/status.h"
@@ -96,7 +97,14 @@ static void test_release_in_the_same_packet(void **state) {
         last = lease->id;
         assert_int_equal(held(x->f), 1);
         options.n_release = 1;
+        if (i == 0) { /* from the second round on nothing is allocated */
+            cst_fault_join();
+            cst_fault_arm(CST_FAULT_ALLOC, 1, UINT64_MAX);
+        }
     }
+    assert_int_equal(cst_fault_seen(CST_FAULT_ALLOC), 0);
+    cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+    cst_fault_leave();
     assert_int_equal(requests(x->f, CST_MSG_ACQUIRE), 300);
     assert_int_equal(requests(x->f, CST_MSG_RELEASE), 0);
     assert_int_equal(cistern_acquire(x->space, keys, 0, &options, NULL, NULL), CISTERN_OK);
