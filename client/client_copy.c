@@ -217,18 +217,6 @@ static bool any_open(const struct put *put) {
     return false;
 }
 
-/* The daemon copies blocks in any order: one that landed before its parent was told PENDING, and
- * became visible with that parent. */
-static void settle_pending(const struct put *put) {
-    for (size_t i = 1; i < put->n; i++) {
-        int32_t before = put->statuses[i - 1];
-
-        if (put->statuses[i] == CISTERN_E_PENDING &&
-            (before == CISTERN_OK || before == CISTERN_E_PRESENT))
-            put->statuses[i] = CISTERN_OK;
-    }
-}
-
 CST_EXPORT int32_t cistern_put_from(cistern_space *space, const uint8_t *parent,
                                     const uint8_t *keys, const uint32_t *tokens, size_t n_tokens,
                                     size_t n, const void *const *blocks, int32_t *statuses) {
@@ -258,6 +246,5 @@ CST_EXPORT int32_t cistern_put_from(cistern_space *space, const uint8_t *parent,
         if (!moved && idle < IDLE_PASSES)
             wait_ms(CST_MIN(busy_ms, (uint32_t)WAIT_MAX_MS));
     }
-    settle_pending(&put);
     return CISTERN_OK;
 }
