@@ -75,12 +75,10 @@ static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) 
     return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
 }
 
-/* Can everything in the slab go? */
+/* Can everything in the slab go? No slot is leased or busy. */
 static bool can_empty(const struct cst_slab_slots *s) {
     unsigned budget = SUBTREE_NODES;
 
-    if (s->leases || s->busy)
-        return false;
     for (uint32_t i = 0; i < s->n_slots; i++) {
         const struct cst_block *b = s->owners[i];
 

@@ -343,31 +343,47 @@ static uint64_t corrupt(struct cst_space *s) {
 static void a_flipped_bit_is_found_before_encoding(void **state) {
     struct cst_space *s;
     struct world *w = small_world(&plain, &s);
+    struct cst_space_stats stats;
     uint8_t keys[3 * 32];
 
     world_store_chain(w, s, root, 5, 3, keys);
     flip(&cst_trie_find(s, keys + 32)->hot);
-    world_pack(w);
+    assert_true(cst_encode_kick(s)); /* a tick would scrub, too */
+    world_settle(w);
     assert_int_equal(world_present(s, keys, 3), 1); /* with what hung below */
     assert_int_equal(corrupt(s), 1);
+    cst_space_stats(s, &stats);
+    assert_int_equal(stats.encodes, 1);
     end_world(w, s);
 }
 
+/* Any byte of any frame. */
 static void a_flipped_bit_is_found_before_decoding(void **state) {
-    struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
-    uint8_t keys[3 * 32];
-    struct world_fetch f;
+    for (unsigned c = 0; c < CST_CLASSES; c++) {
+        struct world *w = world_new(&plain);
+        struct cst_space *s = world_space(w, "a", 1, CST_KIND_TOKENS, (enum cst_class)c);
+        uint32_t length = UINT32_MAX;
+        unsigned n = 0;
 
-    world_store_chain(w, s, root, 5, 3, keys);
-    world_pack(w);
-    world_cool(s, keys + 32);
-    flip(&cst_trie_find(s, keys + 32)->packed);
-    world_fetch(w, s, keys + 32, CST_FETCH_DECODED, &f);
-    assert_int_equal(f.status, CST_STORE_E_CORRUPT);
-    assert_int_equal(world_present(s, keys, 3), 1);
-    assert_int_equal(corrupt(s), 1);
-    end_world(w, s);
+        for (uint32_t at = 0; at < length; at += at < 128 ? 1 : 61, n++) {
+            uint8_t keys[3 * 32];
+            struct world_fetch f;
+            struct cst_copy *frame;
+
+            world_store_chain(w, s, root, 5, 3, keys);
+            world_pack(w);
+            world_cool(s, keys + 32);
+            frame = &cst_trie_find(s, keys + 32)->packed;
+            length = frame->length;
+            cst_slot_data(frame->slab, frame->slot)[at] ^= (uint8_t)(1u << at % 8);
+            world_fetch(w, s, keys + 32, CST_FETCH_DECODED, &f);
+            assert_int_equal(f.status, CST_STORE_E_CORRUPT);
+            assert_int_equal(world_present(s, keys, 3), 1);
+            assert_int_equal(corrupt(s), n + 1);
+            (void)cst_space_clear(s);
+        }
+        end_world(w, s);
+    }
 }
 
 /* Every copy is looked at, also of blocks that nobody asks for. */

@@ -203,33 +203,67 @@ static void idle_packing_evicts_nobody(void **state) {
     end_world(w);
 }
 
-/* Blocks whose values have fewer bits pack into another size class. When all blocks are like that,
- * the slabs of the old class must not keep the memory. */
+/* A block whose values have fewer bits: it packs into another size class. */
+static void store_small(struct world *w, struct cst_space *s, uint32_t i) {
+    const uint32_t tokens[WORLD_TOKENS] = { i, 1 };
+    struct world_put p = { .put = CST_PUT_NULL(world_put_done) };
+    uint8_t key[32];
+    uint32_t busy_ms;
+
+    world_key(key, root, tokens, WORLD_TOKENS);
+    world_fill(p.bytes, key, 0);
+    for (unsigned j = 0; j < WORLD_BLOCK; j += 2) {
+        p.bytes[j] &= 0x0f;
+        p.bytes[j + 1] &= 0xf8;
+    }
+    assert_int_equal(cst_put_begin(s, root, true, key, tokens, WORLD_TOKENS, &p.put, &busy_ms), 0);
+    cst_put_commit(&p.put, p.bytes, NULL);
+    world_settle(w);
+    assert_int_equal(p.status, 0);
+}
+
+/* A free packed slot of the wrong size is no reason to take somebody's slab, either. */
+static void idle_packing_of_another_size_evicts_nobody(void **state) {
+    struct world *w = tight(4, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    uint8_t key[32];
+    uint32_t klass;
+
+    for (uint32_t i = 0; i < 2 * SLAB_BLOCKS; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    assert_true(cst_encode_kick(b));
+    world_settle(w);
+    klass = b->packed_class;
+    assert_int_equal(b->packed_copies, 1);
+    store_small(w, b, 1);
+    assert_true(cst_encode_kick(b)); /* seems worth it */
+    world_settle(w);
+    assert_int_not_equal(b->packed_class, klass);
+    assert_int_equal(b->packed_copies, 1);
+    assert_int_equal(numbers(a).blocks, 2 * SLAB_BLOCKS);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* When all blocks are of another size, the slabs of the old class must not keep the memory. */
 static void an_unused_size_class_gives_way(void **state) {
     struct world *w = tight(4, "lru");
     struct cst_space *s = space(w, "a");
-    uint32_t last_class = UINT32_MAX, busy_ms;
+    uint32_t last_class = 0;
 
     for (uint32_t i = 0; i < 120; i++) {
-        const uint32_t tokens[WORLD_TOKENS] = { i };
-        struct world_put p = { .put = CST_PUT_NULL(world_put_done) };
         uint8_t key[32];
-        struct cst_block *b;
 
-        world_key(key, root, tokens, WORLD_TOKENS);
-        world_fill(p.bytes, key, 0);
-        for (unsigned j = 0; i >= 60 && j < WORLD_BLOCK; j += 2)
-            p.bytes[j + 1] &= 0xf8, p.bytes[j] &= 0x0f;
-        assert_int_equal(cst_put_begin(s, root, true, key, tokens, WORLD_TOKENS, &p.put, &busy_ms),
-                         0);
-        cst_put_commit(&p.put, p.bytes, NULL);
-        world_settle(w);
-        assert_int_equal(p.status, 0);
+        if (i < 60)
+            assert_int_equal(store_leaf(w, s, i, key), 0);
+        else
+            store_small(w, s, i);
         world_pack(w);
         w->clock.ns += 2 * CST_NS_PER_S;
-        b = cst_trie_find(s, key);
-        if (i == 50 && b->packed.slab)
-            last_class = b->packed.slab->klass;
+        if (i == 50)
+            last_class = s->packed_class;
     }
     assert_int_not_equal(s->packed_class, last_class);
     assert_true(s->packed_copies > 2 * SLAB_BLOCKS);
@@ -282,6 +316,27 @@ static void a_leased_slab_is_not_taken(void **state) {
     cst_fetch_release(&f[1].fetch);
     assert_int_equal(store_leaf(w, b, 0, key), 0);
     cst_fetch_release(&f[0].fetch);
+    world_check(w);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* The lease is on a block in one slab, its ancestors are in another: both stay. */
+static void a_slab_above_a_lease_is_not_taken(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    const uint32_t n = 2 * SLAB_BLOCKS;
+    uint8_t keys[2 * SLAB_BLOCKS * 32], key[32];
+    struct world_fetch f;
+
+    world_store_chain(w, a, root, 100, n, keys);
+    world_fetch(w, a, keys + 32 * (n - 1), CST_FETCH_DECODED, &f);
+    assert_int_equal(store_leaf(w, b, 0, key), CST_STORE_E_BUSY);
+    assert_int_equal(world_present(a, keys, n), n);
+    cst_fetch_release(&f.fetch);
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    assert_int_equal(world_present(a, keys, n), 0); /* the first slab went, with what hung below */
     world_check(w);
     (void)cst_space_unref(a);
     (void)cst_space_unref(b);
@@ -516,9 +571,11 @@ int main(void) {
         cmocka_unit_test(packing_makes_room),
         cmocka_unit_test(a_burst_replaces_what_is_older),
         cmocka_unit_test(idle_packing_evicts_nobody),
+        cmocka_unit_test(idle_packing_of_another_size_evicts_nobody),
         cmocka_unit_test(an_unused_size_class_gives_way),
         cmocka_unit_test(a_new_space_takes_the_oldest_slab),
         cmocka_unit_test(a_leased_slab_is_not_taken),
+        cmocka_unit_test(a_slab_above_a_lease_is_not_taken),
         cmocka_unit_test(a_held_slab_retires),
         cmocka_unit_test(a_held_slab_keeps_its_space),
         cmocka_unit_test(ancestors_of_open_puts_stay),
