@@ -27,42 +27,46 @@ struct cst_copy {
 
 enum cst_filed { CST_FILED_NOT, CST_FILED_CLEAN, CST_FILED_DIRTY };
 
+/* In the order of use: a lookup touches the first cache line of a node, a fetch the first three. */
 struct cst_block {
     struct cst_hnode by_key;
     uint8_t key[CST_KEY_SIZE];
+    bool root, stored, visible, dead;
+    bool superseded; /* a longer block has its tokens: goes when idle */
+    bool encoding;
+    bool unpackable; /* doesn't shrink: stays as it is */
+    bool has_surprisals;
+    uint8_t preset;      /* of the packed copy */
+    uint8_t filed;       /* enum cst_filed */
+    uint32_t n_children; /* hidden ones too */
+
     struct cst_space *space;
+    struct cst_copy hot;
+    uint64_t used; /* store->uses at the last use */
+    uint64_t born_ns;
+    struct cst_evict_entry evict; /* in while the block may be evicted */
+    struct cst_list file;         /* the space's clean or dirty copies; dead: space->dead */
+    struct cst_list puts;         /* open puts of this key */
+    struct cst_list waiters;      /* fetches that wait for the decode */
+    uint32_t pins;                /* its own pin + children with pins */
+    uint32_t holds;               /* a function on the stack needs it */
+    struct cst_copy packed;
+    struct cst_decode *decode; /* under way */
+    uint32_t crc;              /* CRC32C of the bytes that were committed */
+    float error;               /* of the packed copy */
+
     struct cst_block *parent;      /* NULL: a root, or of a flat space */
     struct cst_treap_node by_age;  /* space->by_age, all blocks but roots */
     struct cst_treap_node sibling; /* visible: parent->children */
     struct cst_list hidden_link;   /* else: parent->hidden */
     struct cst_treap children;     /* visible, by tokens */
     struct cst_list hidden;        /* children that are not visible yet */
-    struct cst_evict_entry evict;  /* in while the block may be evicted */
-    struct cst_list file;          /* the space's clean or dirty copies; dead: space->dead */
-    struct cst_list puts;          /* open puts of this key */
-    struct cst_list waiters;       /* fetches that wait for the decode */
     struct cst_list pin_link;      /* namespace->pinned */
-    struct cst_decode *decode;     /* under way */
-    struct cst_copy hot, packed;
-    uint64_t seq; /* creation order, from 1 */
-    uint64_t born_ns;
-    uint64_t busy_ns;      /* the youngest put's writer has the key for itself until then */
-    uint64_t used;         /* store->uses at the last use */
-    uint64_t pinned_until; /* of a pin of its own; 0: none */
-    uint32_t n_children;   /* hidden ones too */
-    uint32_t pins;         /* its own pin + children with pins */
-    uint32_t holds;        /* a function on the stack needs it */
+    uint64_t pinned_until;         /* of a pin of its own; 0: none */
+    uint64_t seq;                  /* creation order, from 1 */
+    uint64_t busy_ns;              /* the youngest put's writer has the key for itself until then */
+    float surprisal;               /* bits; < 0: unknown */
     uint32_t n_tokens, depth;
-    uint32_t crc;    /* CRC32C of the bytes that were committed */
-    float error;     /* of the packed copy */
-    float surprisal; /* bits; < 0: unknown */
-    uint8_t preset;  /* of the packed copy */
-    uint8_t filed;   /* enum cst_filed */
-    bool root, stored, visible, dead;
-    bool superseded; /* a longer block has its tokens: goes when idle */
-    bool encoding;
-    bool unpackable; /* doesn't shrink: stays as it is */
-    bool has_surprisals;
     uint32_t tokens[]; /* n_tokens ids, then n_tokens f16 surprisals */
 };
 
