@@ -13,28 +13,13 @@
 #include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/format.h"
+#include "codec/preset.h"
 #include "codec/stage.h"
 
 #include "base/crc32c.h"
 #include "base/macros.h"
 
 #include <string.h>
-
-enum { WORK_ALIGN = 64 };
-
-static const char *const preset_names[CST_PRESETS] = { "raw", "lossless", "int8" };
-
-const char *cst_preset_name(uint32_t preset) {
-    return preset < CST_PRESETS ? preset_names[preset] : NULL;
-}
-
-int cst_preset_from_name(const char *name) {
-    for (int i = 0; i < CST_PRESETS; i++) {
-        if (!strcmp(name, preset_names[i]))
-            return i;
-    }
-    return -1;
-}
 
 /* ---- the layout ------------------------------------------------------------------------------ */
 
@@ -57,16 +42,8 @@ static bool layout_ok(const struct cst_descriptor *desc) {
     return true;
 }
 
-static uint64_t gap_bytes(const struct cst_descriptor *desc) {
-    uint64_t bytes = desc->block_bytes;
-
-    for (uint32_t i = 0; i < desc->n_segments; i++)
-        bytes -= desc->segments[i].length;
-    return bytes;
-}
-
 static uint32_t stream_count(const struct cst_descriptor *desc) {
-    return desc->n_segments + (gap_bytes(desc) > 0);
+    return desc->n_segments + (cst_gap_bytes(desc) > 0);
 }
 
 /* The gap in front of segment i; behind the last one for i = n_segments. */
@@ -122,69 +99,7 @@ size_t cst_frame_bound(const struct cst_descriptor *desc) {
     return sizeof(struct cst_frame_header) + stream_count(desc) * per_stream + desc->block_bytes;
 }
 
-/* ---- workspace ------------------------------------------------------------------------------- */
-
-struct room {
-    uint64_t table, buffer, zstd;
-};
-
-static struct room room_of(const struct cst_descriptor *desc) {
-    struct room r = { .table = cst_align_up(sizeof(struct cst_huff_table), WORK_ALIGN),
-                      .buffer = gap_bytes(desc) };
-    bool bytes = r.buffer > 0;
-
-    for (uint32_t i = 0; i < desc->n_segments; i++) {
-        const struct cst_segment *seg = &desc->segments[i];
-
-        bytes |= cst_dtype_size(seg->dtype) != 2;
-        if (seg->dtype != CST_DTYPE_OPAQUE)
-            r.buffer = CST_MAX(r.buffer, seg->length);
-    }
-    r.buffer = cst_align_up(r.buffer, WORK_ALIGN);
-    r.zstd = bytes ? cst_align_up(cst_zstd_work_size(), WORK_ALIGN) : 0;
-    return r;
-}
-
-size_t cst_codec_work_size(const struct cst_descriptor *desc) {
-    struct room r = room_of(desc);
-
-    return r.table + 2 * r.buffer + r.zstd;
-}
-
-static bool work_init(struct cst_codec_work *w, const struct cst_descriptor *desc, void *work,
-                      size_t work_len) {
-    struct room r = room_of(desc);
-    uint8_t *p = work;
-
-    if (work_len < r.table + 2 * r.buffer + r.zstd || (uintptr_t)work % WORK_ALIGN)
-        return false;
-    *w = (struct cst_codec_work){
-        .ops = cst_codec_ops(),
-        .huff = work,
-        .a = p + r.table,
-        .b = p + r.table + r.buffer,
-        .zstd = r.zstd ? p + r.table + 2 * r.buffer : NULL,
-        .zstd_size = r.zstd,
-    };
-    return true;
-}
-
 /* ---- segments -------------------------------------------------------------------------------- */
-
-static struct cst_stage_segment stage_segment(struct cst_view *view,
-                                              const struct cst_descriptor *desc,
-                                              const struct cst_segment *seg, uint32_t tokens,
-                                              uint32_t first_position) {
-    uint32_t sinks = first_position < CST_SINK_TOKENS ? CST_SINK_TOKENS - first_position : 0;
-
-    return (struct cst_stage_segment){
-        .length = seg->length,
-        .view = cst_view_init(view, desc, seg) ? view : NULL,
-        .dtype = seg->dtype,
-        .tokens = tokens,
-        .sinks = CST_MIN(sinks, tokens),
-    };
-}
 
 struct stream {
     uint8_t stage;
@@ -208,16 +123,35 @@ static struct stream encode_bytes(uint8_t *dst, const uint8_t *src, uint64_t n, 
     return s;
 }
 
+/* Length 0: the recipe has no lossy stage, or it can't take this segment. */
+static struct stream encode_lossy(uint8_t *dst, const uint8_t *src,
+                                  const struct cst_stage_segment *seg, struct cst_recipe recipe,
+                                  const struct cst_codec_work *w) {
+    struct stream s = { .stage = recipe.stage };
+    struct cst_groups_params groups = { recipe.flags, recipe.bits, recipe.group };
+
+    if (!seg->view)
+        return s;
+    if (!seg->rotated)
+        groups.flags &= (uint8_t)~CST_CODED_UNROTATED;
+    if (recipe.stage == CST_STAGE_INT8)
+        s.length = cst_int8_encode(dst, src, seg, w, &s.error);
+    else if (recipe.stage == CST_STAGE_GROUPS)
+        s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
+    else if (recipe.stage == CST_STAGE_LLOYD)
+        s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, true, w, &s.error);
+    return s;
+}
+
 static struct stream encode_segment(uint8_t *dst, const uint8_t *src,
-                                    const struct cst_stage_segment *seg, uint32_t preset,
-                                    const struct cst_codec_work *w) {
-    struct stream s = { .stage = CST_STAGE_INT8 };
+                                    const struct cst_stage_segment *seg, struct cst_recipe recipe,
+                                    uint32_t preset, const struct cst_codec_work *w) {
+    struct stream s;
 
     if (preset == CST_PRESET_RAW || cst_dtype_size(seg->dtype) == 1 ||
         cst_is_zero(src, seg->length))
         return encode_bytes(dst, src, seg->length, preset, w);
-    if (preset == CST_PRESET_INT8 && seg->view)
-        s.length = cst_int8_encode(dst, src, seg, w, &s.error);
+    s = encode_lossy(dst, src, seg, recipe, w);
     if (!s.length && cst_dtype_size(seg->dtype) == 2) {
         s = (struct stream){ .stage = CST_STAGE_PLANES };
         s.length = cst_planes_encode(dst, src, seg, w);
@@ -244,6 +178,10 @@ static bool decode_stream(uint8_t *dst, uint64_t n, const struct cst_stage_segme
         return seg && cst_dtype_size(seg->dtype) == 2 && cst_planes_decode(dst, seg, src, len, w);
     case CST_STAGE_INT8:
         return seg && seg->view && cst_int8_decode(dst, seg, src, len, w);
+    case CST_STAGE_GROUPS:
+        return seg && seg->view && cst_groups_decode(dst, seg, src, len, w);
+    case CST_STAGE_LLOYD:
+        return seg && seg->view && cst_lloyd_decode(dst, seg, src, len, w);
     default:
         return false;
     }
@@ -290,14 +228,16 @@ static void encode_segments(struct encoder *e, const uint8_t *block) {
         const struct cst_segment *seg = &e->desc->segments[i];
         struct cst_view view;
         struct cst_stage_segment s =
-            stage_segment(&view, e->desc, seg, e->params->tokens, e->params->first_position);
+            cst_stage_segment(&view, e->desc, seg, e->params->tokens, e->params->first_position);
         const uint8_t *src = block + seg->offset;
-        struct stream out = encode_segment(stream_start(e), src, &s, e->params->preset, &e->work);
+        struct stream out =
+            encode_segment(stream_start(e), src, &s, cst_preset_recipe(e->params, seg->tensor),
+                           e->params->preset, &e->work);
 
         gap = gap_before(e->desc, i, &at);
         e->block_crc = cst_crc32c(e->block_crc, block + at, gap);
-        if (out.stage == CST_STAGE_INT8)
-            src = e->work.a; /* decoded */
+        if (out.stage >= CST_STAGE_INT8)
+            src = e->work.a; /* lossy stages leave the decoded segment there */
         e->block_crc = cst_crc32c(e->block_crc, src, seg->length);
         stream_end(e, out);
     }
@@ -319,12 +259,15 @@ static void encode_gaps(struct encoder *e, const uint8_t *block) {
 }
 
 static void put_header(const struct encoder *e) {
-    struct cst_frame_header h = { .preset = (uint8_t)e->params->preset };
+    const struct cst_encode_params *p = e->params;
+    struct cst_frame_header h = { .preset = (uint8_t)p->preset };
 
     memcpy(h.magic, CST_FRAME_MAGIC, sizeof(h.magic));
     cst_store16(&h.version, CST_FRAME_VERSION);
-    cst_store32(&h.tokens, e->params->tokens);
-    cst_store32(&h.first_position, e->params->first_position);
+    h.bits_k = (uint8_t)cst_preset_bits(p->preset, p->bits_k);
+    h.bits_v = (uint8_t)cst_preset_bits(p->preset, p->bits_v);
+    cst_store32(&h.tokens, p->tokens);
+    cst_store32(&h.first_position, p->first_position);
     cst_store64(&h.block_bytes, e->desc->block_bytes);
     cst_store64(&h.frame_bytes, e->at);
     cst_store32(&h.error, cst_f32_bits(e->error));
@@ -343,10 +286,11 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
     struct encoder e = { .desc = desc, .params = params, .frame = dst };
     int r;
 
-    if (params->preset >= CST_PRESETS || !layout_ok(desc) || params->tokens == 0 ||
-        params->tokens > desc->block_tokens)
+    if (params->preset >= CST_PRESETS || cst_preset_bits(params->preset, params->bits_k) < 0 ||
+        cst_preset_bits(params->preset, params->bits_v) < 0 || !layout_ok(desc) ||
+        params->tokens == 0 || params->tokens > desc->block_tokens)
         return CST_CODEC_E_PRESET;
-    if (cap < cst_frame_bound(desc) || !work_init(&e.work, desc, work, work_len))
+    if (cap < cst_frame_bound(desc) || !cst_codec_work_init(&e.work, desc, work, work_len))
         return CST_CODEC_E_SMALL;
     e.at = sizeof(struct cst_frame_header) + stream_count(desc) * sizeof(struct cst_stream_entry);
     encode_segments(&e, block);
@@ -375,7 +319,9 @@ int cst_frame_inspect(const void *frame, size_t len, struct cst_frame_info *info
         return CST_CODEC_E_VERSION;
     if (cst_crc32c(0, h, checked) != cst_load32(&h->header_crc))
         return CST_CODEC_E_CORRUPT;
-    if (h->preset >= CST_PRESETS || h->flags || !cst_is_zero(h->reserved[0].b, sizeof(h->reserved)))
+    if (h->preset >= CST_PRESETS || h->flags || !cst_is_zero(h->reserved, sizeof(h->reserved)) ||
+        cst_preset_bits(h->preset, h->bits_k) != h->bits_k ||
+        cst_preset_bits(h->preset, h->bits_v) != h->bits_v)
         return CST_CODEC_E_VERSION;
     *info = (struct cst_frame_info){
         .version = CST_FRAME_VERSION,
@@ -387,6 +333,8 @@ int cst_frame_inspect(const void *frame, size_t len, struct cst_frame_info *info
         .error = cst_f32_from_bits(cst_load32(&h->error)),
         .block_crc = cst_load32(&h->block_crc),
         .layout_crc = cst_load32(&h->layout_crc),
+        .bits_k = h->bits_k,
+        .bits_v = h->bits_v,
     };
     return 0;
 }
@@ -447,7 +395,7 @@ static uint64_t stream_next(const struct decoder *d, uint32_t i, uint64_t at) {
 }
 
 static bool decode_gaps(struct decoder *d, uint64_t at) {
-    uint64_t n = gap_bytes(d->desc);
+    uint64_t n = cst_gap_bytes(d->desc);
     const uint8_t *p = d->work.a;
 
     if (!n)
@@ -472,7 +420,7 @@ static bool decode_segments(struct decoder *d, uint64_t at) {
 
         if (seg->layer < d->first || seg->layer >= d->end)
             continue;
-        s = stage_segment(&view, d->desc, seg, d->info.tokens, d->info.first_position);
+        s = cst_stage_segment(&view, d->desc, seg, d->info.tokens, d->info.first_position);
         if (!decode_one(d, d->block + seg->offset, seg->length, i, at, &s))
             return false;
         if (d->whole)
@@ -516,7 +464,7 @@ int cst_frame_decode(void *block, size_t cap, const void *frame, size_t len,
         return CST_CODEC_E_MISMATCH;
     if (d.info.tokens == 0 || d.info.tokens > desc->block_tokens)
         return CST_CODEC_E_CORRUPT;
-    if (cap < desc->block_bytes || !work_init(&d.work, desc, work, work_len))
+    if (cap < desc->block_bytes || !cst_codec_work_init(&d.work, desc, work, work_len))
         return CST_CODEC_E_SMALL;
     d.n_streams = stream_count(desc);
     d.end = d.first + n_layers;

@@ -24,11 +24,20 @@ enum {
     CST_CODEC_E_VERSION,   /* a frame or stage version that this build doesn't know */
     CST_CODEC_E_MISMATCH,  /* a frame of another block shape */
     CST_CODEC_E_BOUND,     /* the preset's error exceeds the bound asked for */
-    CST_CODEC_E_PRESET,    /* no such preset, or a descriptor or token count out of its limits */
+    CST_CODEC_E_PRESET,    /* no such preset, or parameters or a descriptor out of their limits */
 };
 
 /* Numbers stand in frames: append only. */
-enum cst_preset { CST_PRESET_RAW = 0, CST_PRESET_LOSSLESS = 1, CST_PRESET_INT8 = 2, CST_PRESETS };
+enum cst_preset {
+    CST_PRESET_RAW = 0,
+    CST_PRESET_LOSSLESS = 1,
+    CST_PRESET_INT8 = 2,
+    CST_PRESET_INT4 = 3,       /* symmetric, groups of 64 channels */
+    CST_PRESET_KIVI4 = 4,      /* 4 bits; K per channel, V per token, groups of 32 */
+    CST_PRESET_KIVI2 = 5,      /* the same with 2 bits */
+    CST_PRESET_TURBOQUANT = 6, /* mean, Hadamard, Lloyd-Max levels */
+    CST_PRESETS
+};
 
 const char *cst_preset_name(uint32_t preset); /* NULL if unknown */
 int cst_preset_from_name(const char *name);   /* -1 if unknown */
@@ -44,6 +53,7 @@ struct cst_encode_params {
     /* Largest allowed rms error over rms deviation from the channel mean, per layer and tensor,
      * sinks excluded, checked on the decoded values; 0 = must be exact. */
     float bound;
+    uint8_t bits_k, bits_v; /* turboquant: bits of a value, 1..8, 0 = 4; other presets: 0 */
 };
 
 struct cst_frame_info {
@@ -53,6 +63,7 @@ struct cst_frame_info {
     float error;          /* largest error found at encode time, as in `bound`; 0 when exact */
     uint32_t block_crc;   /* CRC32C of the decoded block */
     uint32_t layout_crc;  /* CRC32C over the segment table: cheap check against a foreign layout */
+    uint8_t bits_k, bits_v; /* of turboquant; else 0 */
 };
 
 /* Largest frame any preset makes for this descriptor: raw + header. */

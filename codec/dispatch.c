@@ -73,6 +73,97 @@ static void quantize(int8_t *q, const float *x, float scale, size_t n) {
     }
 }
 
+static void unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits) {
+    for (size_t i = 0; i < n; i += 8, src += bits) {
+        uint64_t u = 0;
+
+        for (unsigned b = 0; b < bits; b++)
+            u |= (uint64_t)src[b] << 8 * b;
+        for (unsigned k = 0; k < 8; k++)
+            codes[i + k] = u >> k * bits & ((1u << bits) - 1);
+    }
+}
+
+static bool halves(float *x, const uint8_t *src, float unit, size_t n) {
+    bool finite = true;
+
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half = cst_load16(src + 2 * i);
+
+        finite &= (half & 0x7c00) != 0x7c00;
+        x[i] = cst_f16_to_f32(half) * unit;
+    }
+    return finite;
+}
+
+static void affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
+                   size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)codes[i] * scale[i] + zero[i];
+}
+
+static void affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)codes[i] * scale + zero;
+}
+
+static void levels(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
+                   size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = level[codes[i]] * scale;
+}
+
+static void hadamard(float *x, size_t n) {
+    for (size_t apart = 1; apart < n; apart *= 2) {
+        for (size_t i = 0; i < n; i += 2 * apart) {
+            for (size_t j = i; j < i + apart; j++) {
+                float a = x[j], b = x[j + apart];
+
+                x[j] = a + b;
+                x[j + apart] = a - b;
+            }
+        }
+    }
+}
+
+static void increase(float *x, const float *y, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] += y[i];
+}
+
+static void turn(float *a, float *b, float c, float s) {
+    float x = *a, y = *b;
+
+    *a = x * c - y * s;
+    *b = y * c + x * s;
+}
+
+static void turn_pairs(float *x, const float *cosine, const float *sine, float direction,
+                       size_t n) {
+    for (size_t i = 0; i < n; i++)
+        turn(&x[2 * i], &x[2 * i + 1], cosine[i], sine[i] * direction);
+}
+
+static void turn_halves(float *x, const float *cosine, const float *sine, float direction,
+                        size_t n) {
+    for (size_t i = 0; i < n; i++)
+        turn(&x[i], &x[n + i], cosine[i], sine[i] * direction);
+}
+
+static void to_f32_bytes(uint8_t *dst, const float *x, size_t n) {
+    memcpy(dst, x, n * sizeof(*x));
+}
+
+static void to_f16(uint8_t *dst, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store16(dst + 2 * i, cst_f32_to_f16(x[i]));
+}
+
+static void to_bf16(uint8_t *dst, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cst_store16(dst + 2 * i, cst_f32_to_bf16(x[i]));
+}
+
 static void add(double *sum, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         sum[i] += (double)x[i];
@@ -102,6 +193,18 @@ static const struct cst_codec_ops portable = {
                  [CST_DTYPE_BF16] = dequant_bf16 },
     .largest = largest,
     .quantize = quantize,
+    .unpack = unpack,
+    .halves = halves,
+    .affine = affine,
+    .affine_group = affine_group,
+    .levels = levels,
+    .hadamard = hadamard,
+    .increase = increase,
+    .turn_pairs = turn_pairs,
+    .turn_halves = turn_halves,
+    .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,
+                  [CST_DTYPE_F16] = to_f16,
+                  [CST_DTYPE_BF16] = to_bf16 },
     .add = add,
     .moments = moments,
 };

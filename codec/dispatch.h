@@ -7,6 +7,7 @@
 
 #include "codec/huffman.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +36,36 @@ struct cst_codec_ops {
 
     /* q[i] = x[i] / scale rounded half away from zero, at most 127 in magnitude. */
     void (*quantize)(int8_t *q, const float *x, float scale, size_t n);
+
+    /* n codes of `bits` bits, 1 .. 8, packed from the lowest bit of the first byte up; n is a
+     * multiple of 8. */
+    void (*unpack)(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits);
+
+    /* n fp16 values times unit; false when one of them is not finite. */
+    bool (*halves)(float *x, const uint8_t *src, float unit, size_t n);
+
+    /* x[i] = codes[i] * scale[i] + zero[i], or with one scale and zero; x[i] = level[codes[i]] *
+     * scale, of 2^bits levels that at least 8 floats can be read from. */
+    void (*affine)(float *x, const uint8_t *codes, const float *scale, const float *zero, size_t n);
+    void (*affine_group)(float *x, const uint8_t *codes, float scale, float zero, size_t n);
+    void (*levels)(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
+                   size_t n);
+
+    /* The Walsh-Hadamard transform of n = 2^k values, unscaled: sums and differences of values 1,
+     * then 2, 4, ... apart. */
+    void (*hadamard)(float *x, size_t n);
+
+    /* x[i] += y[i] */
+    void (*increase)(float *x, const float *y, size_t n);
+
+    /* Turns n pairs (a, b) to (a c - b s, b c + a s), s = sine * direction: the pairs are
+     * (x[2i], x[2i + 1]) or (x[i], x[n + i]). */
+    void (*turn_pairs)(float *x, const float *cosine, const float *sine, float direction, size_t n);
+    void (*turn_halves)(float *x, const float *cosine, const float *sine, float direction,
+                        size_t n);
+
+    /* [enum cst_dtype], none for opaque. n finite values rounded to nearest even. */
+    void (*from_f32[4])(uint8_t *dst, const float *x, size_t n);
 
     /* sum[i] += x[i] */
     void (*add)(double *sum, const float *x, size_t n);

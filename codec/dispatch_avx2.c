@@ -186,6 +186,256 @@ static void quantize(int8_t *q, const float *x, float scale, size_t n) {
     cst_codec_ops_portable()->quantize(q + i, x + i, scale, n - i);
 }
 
+/* One code of 8: the packed bits spread to bytes. Eight bytes are read where there are as many. */
+static void unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits) {
+    uint64_t mask = UINT64_C(0x0101010101010101) * ((1u << bits) - 1);
+    size_t i = 0, len = n / 8 * bits;
+
+    if (bits == 4) {
+        for (; i + 32 <= n; i += 32, src += 16, len -= 16) {
+            __m256i low = _mm256_set1_epi16(0x0f0f);
+            __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)src));
+
+            x = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi16(x, 4)), low);
+            _mm256_storeu_si256((void *)(codes + i), x);
+        }
+    }
+    for (; i < n; i += 8, src += bits, len -= bits) {
+        uint64_t u = 0;
+
+        memcpy(&u, src, len >= 8 ? 8 : bits);
+        u = _pdep_u64(u, mask);
+        memcpy(codes + i, &u, 8);
+    }
+}
+
+static bool halves(float *x, const uint8_t *src, float unit, size_t n) {
+    const __m128i exponent = _mm_set1_epi16(0x7c00);
+    __m128i infinite = _mm_setzero_si128();
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m128i half = _mm_loadu_si128((const void *)(src + 2 * i));
+
+        infinite = _mm_or_si128(infinite, _mm_cmpeq_epi16(_mm_and_si128(half, exponent), exponent));
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(unit)));
+    }
+    return cst_codec_ops_portable()->halves(x + i, src + 2 * i, unit, n - i) &&
+           _mm_testz_si128(infinite, infinite);
+}
+
+static inline __m256i eight_codes(const uint8_t *codes) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)codes));
+}
+
+static void affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
+                   size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 q = _mm256_cvtepi32_ps(eight_codes(codes + i));
+
+        q = _mm256_add_ps(_mm256_mul_ps(q, _mm256_loadu_ps(scale + i)), _mm256_loadu_ps(zero + i));
+        _mm256_storeu_ps(x + i, q);
+    }
+    cst_codec_ops_portable()->affine(x + i, codes + i, scale + i, zero + i, n - i);
+}
+
+static void affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n) {
+    const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 q = _mm256_cvtepi32_ps(eight_codes(codes + i));
+
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_mul_ps(q, s), z));
+    }
+    cst_codec_ops_portable()->affine_group(x + i, codes + i, scale, zero, n - i);
+}
+
+static void levels(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
+                   size_t n) {
+    const __m256 s = _mm256_set1_ps(scale), low = _mm256_loadu_ps(level);
+    const __m256 high = _mm256_loadu_ps(bits == 4 ? level + 8 : level);
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256i q = eight_codes(codes + i);
+        __m256 y;
+
+        if (bits <= 4) {
+            __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(q, 28));
+
+            y = _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q),
+                                 _mm256_permutevar8x32_ps(high, q), upper);
+        } else {
+            y = _mm256_i32gather_ps(level, q, 4);
+        }
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(y, s));
+    }
+    cst_codec_ops_portable()->levels(x + i, codes + i, level, bits, scale, n - i);
+}
+
+/* Sums and differences 1, 2 and 4 apart: each value plus its partner, the second of each pair with
+ * its sign turned; b and -b give the same differences. */
+static inline __m256 hadamard_8(__m256 x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), none = _mm256_setzero_ps();
+    __m256 other;
+
+    other = _mm256_permute_ps(x, 0xb1);
+    x = _mm256_add_ps(other, _mm256_xor_ps(x, _mm256_blend_ps(none, sign, 0xaa)));
+    other = _mm256_permute_ps(x, 0x4e);
+    x = _mm256_add_ps(other, _mm256_xor_ps(x, _mm256_blend_ps(none, sign, 0xcc)));
+    other = _mm256_permute2f128_ps(x, x, 1);
+    return _mm256_add_ps(other, _mm256_xor_ps(x, _mm256_blend_ps(none, sign, 0xf0)));
+}
+
+static inline void butterfly(__m256 *a, __m256 *b) {
+    __m256 sum = _mm256_add_ps(*a, *b);
+
+    *b = _mm256_sub_ps(*a, *b);
+    *a = sum;
+}
+
+static inline void butterflies(__m256 v[4]) {
+    butterfly(&v[0], &v[1]);
+    butterfly(&v[2], &v[3]);
+    butterfly(&v[0], &v[2]);
+    butterfly(&v[1], &v[3]);
+}
+
+/* 32 values in registers, written out for the compiler's sake. */
+static inline void hadamard_32(__m256 v[4], const float *x) {
+    v[0] = hadamard_8(_mm256_loadu_ps(x));
+    v[1] = hadamard_8(_mm256_loadu_ps(x + 8));
+    v[2] = hadamard_8(_mm256_loadu_ps(x + 16));
+    v[3] = hadamard_8(_mm256_loadu_ps(x + 24));
+    butterflies(v);
+}
+
+static inline void store_32(float *x, const __m256 v[4]) {
+    _mm256_storeu_ps(x, v[0]);
+    _mm256_storeu_ps(x + 8, v[1]);
+    _mm256_storeu_ps(x + 16, v[2]);
+    _mm256_storeu_ps(x + 24, v[3]);
+}
+
+static void hadamard_64(float *x) {
+    __m256 v[4], u[4];
+
+    hadamard_32(v, x);
+    hadamard_32(u, x + 32);
+    butterfly(&v[0], &u[0]);
+    butterfly(&v[1], &u[1]);
+    butterfly(&v[2], &u[2]);
+    butterfly(&v[3], &u[3]);
+    store_32(x, v);
+    store_32(x + 32, u);
+}
+
+static void sums_and_differences(float *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(y + i);
+
+        _mm256_storeu_ps(x + i, _mm256_add_ps(a, b));
+        _mm256_storeu_ps(y + i, _mm256_sub_ps(a, b));
+    }
+}
+
+static void hadamard(float *x, size_t n) {
+    if (n == 32) {
+        __m256 v[4];
+
+        hadamard_32(v, x);
+        store_32(x, v);
+    } else if (n < 32) {
+        for (size_t i = 0; n >= 8 && i < n; i += 8)
+            _mm256_storeu_ps(x + i, hadamard_8(_mm256_loadu_ps(x + i)));
+        if (n < 8)
+            cst_codec_ops_portable()->hadamard(x, n);
+        if (n == 16)
+            sums_and_differences(x, x + 8, 8);
+    }
+    for (size_t i = 0; n >= 64 && i < n; i += 64)
+        hadamard_64(x + i);
+    for (size_t apart = 64; apart < n; apart *= 2) {
+        for (size_t i = 0; i < n; i += 2 * apart)
+            sums_and_differences(x + i, x + i + apart, apart);
+    }
+}
+
+static void increase(float *x, const float *y, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    cst_codec_ops_portable()->increase(x + i, y + i, n - i);
+}
+
+static void turn_pairs(float *x, const float *cosine, const float *sine, float direction,
+                       size_t n) {
+    const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const __m128 d = _mm_set1_ps(direction);
+    size_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        __m128 s4 = _mm_mul_ps(_mm_loadu_ps(sine + i), d);
+        __m256 c = _mm256_castps128_ps256(_mm_loadu_ps(cosine + i));
+        __m256 s = _mm256_castps128_ps256(s4), y = _mm256_loadu_ps(x + 2 * i);
+
+        c = _mm256_mul_ps(y, _mm256_permutevar8x32_ps(c, twice));
+        s = _mm256_mul_ps(_mm256_permute_ps(y, 0xb1), _mm256_permutevar8x32_ps(s, twice));
+        _mm256_storeu_ps(x + 2 * i, _mm256_addsub_ps(c, s));
+    }
+    cst_codec_ops_portable()->turn_pairs(x + 2 * i, cosine + i, sine + i, direction, n - i);
+}
+
+static void turn_halves(float *x, const float *cosine, const float *sine, float direction,
+                        size_t n) {
+    const __m256 d = _mm256_set1_ps(direction);
+    size_t whole = n & ~(size_t)7;
+
+    for (size_t i = 0; i < whole; i += 8) {
+        __m256 c = _mm256_loadu_ps(cosine + i), s = _mm256_mul_ps(_mm256_loadu_ps(sine + i), d);
+        __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + n + i);
+
+        _mm256_storeu_ps(x + i, _mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
+        _mm256_storeu_ps(x + n + i, _mm256_add_ps(_mm256_mul_ps(b, c), _mm256_mul_ps(a, s)));
+    }
+    for (size_t i = whole; i < n; i++) {
+        float pair[2] = { x[i], x[n + i] };
+
+        cst_codec_ops_portable()->turn_pairs(pair, cosine + i, sine + i, direction, 1);
+        x[i] = pair[0];
+        x[n + i] = pair[1];
+    }
+}
+
+static void to_f32_bytes(uint8_t *dst, const float *x, size_t n) {
+    memcpy(dst, x, n * sizeof(*x));
+}
+
+static void to_f16_bytes(uint8_t *dst, const float *x, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((void *)(dst + 2 * i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    cst_codec_ops_portable()->from_f32[CST_DTYPE_F16](dst + 2 * i, x + i, n - i);
+}
+
+static void to_bf16_bytes(uint8_t *dst, const float *x, size_t n) {
+    size_t i = 0;
+
+    for (; i + 16 <= n; i += 16) {
+        __m256i a = to_bf16(_mm256_loadu_ps(x + i)), b = to_bf16(_mm256_loadu_ps(x + i + 8));
+
+        a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+        _mm256_storeu_si256((void *)(dst + 2 * i), a);
+    }
+    cst_codec_ops_portable()->from_f32[CST_DTYPE_BF16](dst + 2 * i, x + i, n - i);
+}
+
 static void add(double *sum, const float *x, size_t n) {
     size_t i = 0;
 
@@ -227,6 +477,18 @@ const struct cst_codec_ops cst_codec_avx2_table = {
                  [CST_DTYPE_BF16] = dequant_bf16 },
     .largest = largest,
     .quantize = quantize,
+    .unpack = unpack,
+    .halves = halves,
+    .affine = affine,
+    .affine_group = affine_group,
+    .levels = levels,
+    .hadamard = hadamard,
+    .increase = increase,
+    .turn_pairs = turn_pairs,
+    .turn_halves = turn_halves,
+    .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,
+                  [CST_DTYPE_F16] = to_f16_bytes,
+                  [CST_DTYPE_BF16] = to_bf16_bytes },
     .add = add,
     .moments = moments,
 };

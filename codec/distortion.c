@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How far a decoded segment is from the original. Relative to the deviation from the channel mean,
- * not to the energy: most of a key's energy is its mean, which cancels in the softmax. Sums are
- * doubles in one fixed order (tokens within a channel, then channels), so the number is the same
- * everywhere. No state; any thread.
+ * What lossy stages share: rows, sinks, and how far a decoded segment is from the original.
+ * Relative to the deviation from the channel mean, not to the energy: most of a key's energy is its
+ * mean, which cancels in the softmax. Sums are doubles in one fixed order (tokens within a channel,
+ * then channels), so the number is the same everywhere. No state; any thread.
  *
  * Scratch: three doubles and two floats a channel. A segment has at least 16 tokens of 2 bytes
  * a channel, so this fits a buffer of its length.
@@ -31,6 +31,36 @@ void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *v, 
     cst_view_get_row(v, row, seg, t);
     if (v->dtype != CST_DTYPE_F32)
         ops->to_f32[v->dtype](x, row, n);
+}
+
+size_t cst_stage_save_sinks(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s) {
+    size_t row = (size_t)cst_view_channels(s->view) * s->view->esize;
+
+    for (uint32_t t = 0; t < s->sinks; t++)
+        cst_view_get_row(s->view, dst + t * row, seg, t);
+    return s->sinks * row;
+}
+
+size_t cst_stage_restore_sinks(uint8_t *seg, const uint8_t *src,
+                               const struct cst_stage_segment *s) {
+    size_t row = (size_t)cst_view_channels(s->view) * s->view->esize;
+
+    for (uint32_t t = 0; t < s->sinks; t++)
+        cst_view_put_row(s->view, seg, src + t * row, t);
+    return s->sinks * row;
+}
+
+size_t cst_stage_finish(cst_stage_decode_fn *decode, const uint8_t *stream, size_t len,
+                        const uint8_t *seg, const struct cst_stage_segment *s,
+                        const struct cst_codec_work *w, float *error) {
+    double e = INFINITY;
+
+    if (decode(w->a, s, stream, len, w))
+        e = cst_distortion(seg, w->a, s->view, s->sinks, s->tokens, w);
+    if (!isfinite(e))
+        return 0;
+    *error = (float)e;
+    return len;
 }
 
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *v,

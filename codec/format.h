@@ -26,7 +26,8 @@ struct cst_frame_header {
     struct cst_le32 block_crc, layout_crc;
     struct cst_le32 n_streams;
     struct cst_le32 table_crc; /* CRC32C of the stream table */
-    struct cst_le32 reserved[2];
+    uint8_t bits_k, bits_v;    /* parameters of the preset; 0 where it has none */
+    uint8_t reserved[6];
     struct cst_le32 header_crc; /* CRC32C of all bytes before it */
 };
 _Static_assert(sizeof(struct cst_frame_header) == 64, "docs/codec-format.md section 2");
@@ -50,6 +51,8 @@ enum cst_stage {
     CST_STAGE_ZSTD = 2,   /* one zstd frame of the bytes */
     CST_STAGE_PLANES = 3, /* 16-bit floats: exponent plane and sign/mantissa plane */
     CST_STAGE_INT8 = 4,   /* sinks raw, then fp16 scales, then int8 values */
+    CST_STAGE_GROUPS = 5, /* sinks raw, then scales and zeros of groups, then codes */
+    CST_STAGE_LLOYD = 6,  /* sinks raw, then means and norms, then codes of rotated heads */
     CST_STAGES
 };
 enum { CST_STAGE_VERSION = 1 };
@@ -70,4 +73,29 @@ enum cst_plane_coding {
     CST_PLANE_FILL = 1,    /* one byte, repeated */
     CST_PLANE_HUFFMAN = 2, /* codec/huffman.h */
     CST_PLANE_CODINGS
+};
+
+/* Head of a GROUPS or LLOYD stream; sinks, then fp16 parameters, then codes follow. */
+struct cst_coded_header {
+    uint8_t flags;        /* enum cst_coded_flag */
+    uint8_t bits;         /* of a code, 1..8 */
+    int8_t exponent;      /* fp16 parameters are multiplied by 2^exponent */
+    uint8_t group;        /* GROUPS: log2 of the values that share a scale; LLOYD: 0 */
+    struct cst_le32 rope; /* UNROTATED: cst_rope_id() of the layer; else 0 */
+};
+_Static_assert(sizeof(struct cst_coded_header) == 8, "docs/codec-format.md section 4.4");
+
+enum cst_coded_flag {
+    CST_CODED_UNROTATED = 1, /* K turned back to position 0 */
+    CST_CODED_MEAN = 2,      /* LLOYD: less the mean of each channel */
+    CST_CODED_ZEROS = 4,     /* GROUPS: each group has a zero, else codes are symmetric */
+    CST_CODED_BY_CHANNEL = 8 /* GROUPS: groups run over the tokens of a channel, else over the
+                                channels of a token */
+};
+
+enum {
+    CST_CODED_EXPONENT_MIN = -126,
+    CST_CODED_EXPONENT_MAX = 80, /* nothing decoded reaches infinity before it is rounded */
+    CST_GROUP_LOG2_MIN = 4,
+    CST_GROUP_LOG2_MAX = 10
 };

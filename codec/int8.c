@@ -75,19 +75,13 @@ size_t cst_int8_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_
                        const struct cst_codec_work *w, float *error) {
     struct parts p = parts_of(s);
     struct cst_runs runs = cst_view_runs(s->view, s->tokens);
-    double e;
 
     if (p.end >= s->length || !cst_runs_holes_are_zero(&runs, seg, s->length))
         return 0;
-    for (uint32_t t = 0; t < s->sinks; t++)
-        cst_view_get_row(s->view, dst + (uint64_t)t * p.channels * s->view->esize, seg, t);
-    if (!encode_tokens(dst, seg, s, &p, w) || !cst_int8_decode(w->a, s, dst, p.end, w))
+    cst_stage_save_sinks(dst, seg, s);
+    if (!encode_tokens(dst, seg, s, &p, w))
         return 0;
-    e = cst_distortion(seg, w->a, s->view, s->sinks, s->tokens, w);
-    if (!isfinite(e))
-        return 0;
-    *error = (float)e;
-    return p.end;
+    return cst_stage_finish(cst_int8_decode, dst, p.end, seg, s, w, error);
 }
 
 bool cst_int8_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
@@ -100,8 +94,7 @@ bool cst_int8_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint
     if (len != p.end)
         return false;
     cst_runs_zero_holes(&runs, seg, s->length);
-    for (uint32_t t = 0; t < s->sinks; t++)
-        cst_view_put_row(v, seg, src + (uint64_t)t * p.channels * v->esize, t);
+    cst_stage_restore_sinks(seg, src, s);
     for (uint32_t t = s->sinks; t < s->tokens; t++) {
         uint64_t coded = t - s->sinks;
         const uint8_t *scales = src + p.scales + coded * p.groups * 2;

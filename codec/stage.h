@@ -10,13 +10,16 @@
 #pragma once
 
 #include "codec/dispatch.h"
+#include "codec/rope.h"
 #include "codec/view.h"
 
 struct cst_codec_work {
     const struct cst_codec_ops *ops;
     struct cst_huff_table *huff;
     uint8_t *a, *b; /* each as long as the longest segment that isn't opaque, or as all gaps */
-    void *zstd;     /* for one context; NULL when no stream of this layout can need it */
+    float *plane;   /* fp32 of the longest segment with a view, rows padded to 8 channels */
+    struct cst_rope_table *rope; /* NULL when no keys of this layout can be turned */
+    void *zstd; /* for one context; NULL when no stream of this layout can need it */
     size_t zstd_size;
 };
 
@@ -24,10 +27,21 @@ struct cst_codec_work {
 struct cst_stage_segment {
     uint64_t length;
     const struct cst_view *view;
+    const struct cst_layer *rotated; /* how, for keys that are stored rotated; else NULL */
     uint8_t dtype;
-    uint32_t tokens; /* present */
-    uint32_t sinks;  /* of them, at the start, kept exact by lossy stages */
+    uint32_t tokens;   /* present */
+    uint32_t sinks;    /* of them, at the start, kept exact by lossy stages */
+    uint32_t position; /* that rotated keys are turned back from, or out to; of the first token */
 };
+
+/* false: too small (cst_codec_work_size()) or not aligned to 64 bytes. */
+bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc, void *work,
+                         size_t work_len);
+
+/* A segment of a block of `tokens` tokens, the first one at first_position; view is its room. */
+struct cst_stage_segment cst_stage_segment(struct cst_view *view, const struct cst_descriptor *desc,
+                                           const struct cst_segment *seg, uint32_t tokens,
+                                           uint32_t first_position);
 
 size_t cst_planes_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                          const struct cst_codec_work *w);
@@ -41,6 +55,29 @@ size_t cst_int8_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_
 bool cst_int8_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                      size_t len, const struct cst_codec_work *w);
 
+/*
+ * The stages over coded.h. Need a view. encode as cst_int8_encode().
+ *
+ * GROUPS: codes of 2 to 8 bits with a scale, and a zero if flags say so, for each 2^group values
+ * of a token, or of a channel. As stored, or keys turned back.
+ */
+struct cst_groups_params {
+    uint8_t flags; /* of enum cst_coded_flag: ZEROS, BY_CHANNEL, UNROTATED where it applies */
+    uint8_t bits, group;
+};
+size_t cst_groups_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
+                         const struct cst_groups_params *params, const struct cst_codec_work *w,
+                         float *error);
+bool cst_groups_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                       size_t len, const struct cst_codec_work *w);
+
+/* LLOYD: each head, keys turned back, Hadamard transformed, codes of 1 to 8 bits of the values over
+ * one norm. Less the channel means where they are allowed and save more than they take. */
+size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
+                        unsigned bits, bool means, const struct cst_codec_work *w, float *error);
+bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                      size_t len, const struct cst_codec_work *w);
+
 /* Any bytes. */
 size_t cst_zstd_work_size(void);
 size_t cst_zstd_encode(uint8_t *dst, const uint8_t *src, size_t n, const struct cst_codec_work *w);
@@ -50,6 +87,17 @@ bool cst_zstd_decode(uint8_t *dst, size_t n, const uint8_t *src, size_t len,
 /* One token's values as fp32 in channel order. */
 void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *view, uint32_t t,
                         const struct cst_codec_ops *ops);
+
+/* The sinks' values as they are, in channel order; bytes that they take. */
+size_t cst_stage_save_sinks(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s);
+size_t cst_stage_restore_sinks(uint8_t *seg, const uint8_t *src, const struct cst_stage_segment *s);
+
+/* The end of a lossy encode: decodes into w->a, measures. Its length, or 0. */
+typedef bool cst_stage_decode_fn(uint8_t *seg, const struct cst_stage_segment *s,
+                                 const uint8_t *src, size_t len, const struct cst_codec_work *w);
+size_t cst_stage_finish(cst_stage_decode_fn *decode, const uint8_t *stream, size_t len,
+                        const uint8_t *seg, const struct cst_stage_segment *s,
+                        const struct cst_codec_work *w, float *error);
 
 /*
  * Rms error over rms deviation from the channel mean, over tokens first .. end - 1 of a segment and

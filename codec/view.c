@@ -71,6 +71,14 @@ bool cst_view_init(struct cst_view *v, const struct cst_descriptor *desc,
     return axes_fit(v, seg->length);
 }
 
+uint64_t cst_gap_bytes(const struct cst_descriptor *desc) {
+    uint64_t bytes = desc->block_bytes;
+
+    for (uint32_t i = 0; i < desc->n_segments; i++)
+        bytes -= desc->segments[i].length;
+    return bytes;
+}
+
 struct cst_runs cst_view_runs(const struct cst_view *v, uint32_t tokens) {
     struct cst_runs r = cst_runs_flat(v->esize);
 

@@ -77,4 +77,7 @@ static inline bool cst_view_has_rows(const struct cst_view *v) {
 void cst_view_get_row(const struct cst_view *v, uint8_t *row, const uint8_t *seg, uint32_t t);
 void cst_view_put_row(const struct cst_view *v, uint8_t *seg, const uint8_t *row, uint32_t t);
 
+/* Bytes of a block that lie in no segment. */
+uint64_t cst_gap_bytes(const struct cst_descriptor *desc);
+
 bool cst_is_zero(const uint8_t *p, size_t n);

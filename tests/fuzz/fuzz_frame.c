@@ -5,7 +5,7 @@
  *   sealed  the bytes as a frame whose checksums and identity are made right first, so that what
  *           lies behind them is reached; layer by layer, since the block's own checksum is not;
  *   block   the bytes as a block's content, encoded with each preset and decoded again;
- *   stream  the bytes as one PLANES stream, of one of the layout's segments, decoded by each
+ *   stream  the bytes as one stream of a stage, of one of the layout's segments, decoded by each
  *           set of inner loops, which must agree.
  * Buffers have exactly the promised sizes, so that the address sanitizer sees one byte too many.
  */
@@ -22,7 +22,13 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct cst_layer layers[] = {
-    { .kv_heads = 2, .head_dim_k = 40, .head_dim_v = 40 },
+    { .kv_heads = 2,
+      .head_dim_k = 40,
+      .head_dim_v = 40,
+      .rope = CST_ROPE_NEOX,
+      .k_rotated = 1,
+      .rope_dims = 20,
+      .rope_theta = 1e4f },
     { .kv_heads = 1, .head_dim_k = 16, .head_dim_v = 24 },
 };
 
@@ -201,6 +207,8 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
         struct cst_frame_info info;
         size_t len;
 
+        if (p.preset == CST_PRESET_TURBOQUANT && size > 2)
+            p.bits_k = data[2] % 9, p.bits_v = data[2] / 9 % 9;
         check(cst_frame_encode(b->frame, b->bound, b->block, desc, &p, b->work, b->work_len, &len,
                                &info) == 0);
         check(len <= b->bound && info.frame_bytes == len);
@@ -210,25 +218,29 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
         if (p.preset <= CST_PRESET_LOSSLESS)
             check(memcmp(b->out, b->block, desc->block_bytes) == 0);
         check(decode(b, desc, b->frame, len - 1, 0, UINT32_MAX) == CST_CODEC_E_CORRUPT);
+        p.bits_k = p.bits_v = 0;
     }
 }
 
-static void run_stream(const struct cst_descriptor *desc, const struct cst_segment *seg,
+static void run_stream(struct buffers *b, const struct cst_descriptor *desc, unsigned choice,
                        const uint8_t *data, size_t size) {
+    static cst_stage_decode_fn *const stages[] = { cst_planes_decode, cst_int8_decode,
+                                                   cst_groups_decode, cst_lloyd_decode };
     const struct cst_codec_ops *sets[] = { cst_codec_ops_portable(), cst_codec_ops_avx2() };
+    const struct cst_segment *seg = &desc->segments[choice % 2];
+    cst_stage_decode_fn *stage = stages[choice / 2 % CST_COUNT(stages)];
     struct cst_view view;
-    struct cst_stage_segment s = { .length = seg->length, .dtype = seg->dtype, .tokens = 16 };
-    struct cst_codec_work w = { .huff = room(sizeof(*w.huff)),
-                                .a = room(seg->length),
-                                .b = room(seg->length) };
+    struct cst_stage_segment s = cst_stage_segment(&view, desc, seg, 16, choice / 8);
     uint8_t *out[2] = { calloc(1, seg->length), calloc(1, seg->length) };
     bool ok[2] = { false, false };
 
     check(out[0] && out[1]);
-    s.view = cst_view_init(&view, desc, seg) ? &view : NULL;
-    for (size_t k = 0; k < CST_COUNT(sets) && sets[k]; k++) {
+    for (size_t k = 0; k < CST_COUNT(sets) && sets[k] && (s.view || stage == stages[0]); k++) {
+        struct cst_codec_work w;
+
+        check(cst_codec_work_init(&w, desc, b->work, b->work_len));
         w.ops = sets[k];
-        ok[k] = cst_planes_decode(out[k], &s, data, size, &w);
+        ok[k] = stage(out[k], &s, data, size, &w);
     }
     if (sets[1]) {
         check(ok[0] == ok[1]);
@@ -236,9 +248,6 @@ static void run_stream(const struct cst_descriptor *desc, const struct cst_segme
     }
     free(out[0]);
     free(out[1]);
-    free(w.huff);
-    free(w.a);
-    free(w.b);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -262,8 +271,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         run_block(&b, desc, data + 1, size - 1);
         break;
     default:
-        run_stream(desc, &desc->segments[data[0] / MODES / CST_COUNT(layouts) % 2], data + 1,
-                   size - 1);
+        run_stream(&b, desc, data[0] / MODES / CST_COUNT(layouts), data + 1, size - 1);
     }
     buffers_deinit(&b);
     return 0;

@@ -72,9 +72,31 @@ struct case_block *case_new(const struct case_shape *s) {
     c->out = malloc(c->desc.block_bytes);
     c->cap = cst_frame_bound(&c->desc);
     c->frame = malloc(c->cap);
+    case_room(c);
+    return c;
+}
+
+void case_room(struct case_block *c) {
+    free(c->work);
     c->work_len = cst_codec_work_size(&c->desc);
     assert_int_equal(posix_memalign(&c->work, 64, c->work_len), 0);
-    return c;
+}
+
+void case_rotate_keys(struct case_block *c, enum cst_rope rope, uint32_t dims) {
+    for (uint32_t l = 0; l < c->desc.n_layers && dims; l++) {
+        c->desc.layers[l].rope = (uint8_t)rope;
+        c->desc.layers[l].k_rotated = 1;
+        c->desc.layers[l].rope_dims = dims;
+        c->desc.layers[l].rope_theta = 1e4f;
+    }
+    case_room(c);
+}
+
+void case_stage_init(struct case_stage *stage, struct case_block *c, uint32_t i, uint32_t tokens,
+                     uint32_t first_position) {
+    assert_true(cst_codec_work_init(&stage->w, &c->desc, c->work, c->work_len));
+    stage->s =
+        cst_stage_segment(&stage->view, &c->desc, &c->desc.segments[i], tokens, first_position);
 }
 
 struct case_block *case_free(struct case_block *c) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codec/codec.h"
+#include "codec/stage.h"
 
 #include "base/random.h"
 
@@ -32,12 +33,17 @@ struct case_block {
     size_t work_len;
 };
 
-/* Fills the block with zeros. free: NULL ok. */
+/* Fills the block with zeros. free: NULL ok. room: a new workspace after a change
+ * of the layers. */
 struct case_block *case_new(const struct case_shape *shape);
 struct case_block *case_free(struct case_block *c);
+void case_room(struct case_block *c);
 static inline void case_freep(struct case_block **c) {
     *c = case_free(*c);
 }
+
+/* Says that the keys of all layers are stored rotated, base 10000; nothing for 0 dims. */
+void case_rotate_keys(struct case_block *c, enum cst_rope rope, uint32_t dims);
 
 /* Zero in the tokens from `tokens` on, in padding and in gaps; elsewhere values as a model has
  * them: each channel with its own mean and deviation. */
@@ -54,3 +60,12 @@ void case_set_value(struct case_block *c, uint32_t i, uint32_t t, uint32_t h, ui
 int case_encode(struct case_block *c, const struct cst_encode_params *params,
                 struct cst_frame_info *info);
 int case_decode(struct case_block *c, uint32_t first_layer, uint32_t n_layers);
+
+/* Segment i of a case for its stages, which work in the case's own workspace. */
+struct case_stage {
+    struct cst_view view;
+    struct cst_stage_segment s;
+    struct cst_codec_work w;
+};
+void case_stage_init(struct case_stage *stage, struct case_block *c, uint32_t i, uint32_t tokens,
+                     uint32_t first_position);

@@ -25,10 +25,32 @@ struct good {
     struct case_shape shape;
     struct cst_encode_params params;
     enum content content;
+    const struct cst_layer *rope; /* how the keys of all layers are rotated, or NULL */
 };
 
 #define BF16_ROWS                                                                                  \
     { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 2, 40, 0 }
+
+static const struct cst_layer plain = { .rope = CST_ROPE_NEOX,
+                                        .rope_dims = 20,
+                                        .rope_theta = 1e4f };
+static const struct cst_layer linear = { .rope = CST_ROPE_NORM,
+                                         .rope_dims = 40,
+                                         .rope_theta = 1e5f,
+                                         .rope_scaling = CST_SCALING_LINEAR,
+                                         .scaling = { 4 } };
+static const struct cst_layer yarn = { .rope = CST_ROPE_NEOX,
+                                       .rope_dims = 36,
+                                       .rope_theta = 1e6f,
+                                       .rope_scaling = CST_SCALING_YARN,
+                                       .scaling = { 4, 32, 1, 1 },
+                                       .scaling_original_context = 32768 };
+static const struct cst_layer llama3 = { .rope = CST_ROPE_NORM,
+                                         .rope_dims = 32,
+                                         .rope_theta = 5e5f,
+                                         .rope_scaling = CST_SCALING_LLAMA3,
+                                         .scaling = { 8, 1, 4 },
+                                         .scaling_original_context = 8192 };
 
 static const struct good goods[] = {
     { "raw", { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 8, 3 }, { CST_PRESET_RAW, 16, 64, 0 }, MODEL },
@@ -59,10 +81,36 @@ static const struct good goods[] = {
       { CASE_PADDED, CST_DTYPE_F32, 16, 1, 2, 36, 5 },
       { CST_PRESET_INT8, 16, 400, 0.05f },
       MODEL },
+    { "int4-bf16-sinks", BF16_ROWS, { CST_PRESET_INT4, 16, 0, 1 }, MODEL },
+    { "int4-f16-rotated",
+      { CASE_HEADS, CST_DTYPE_F16, 16, 1, 2, 36, 0 },
+      { CST_PRESET_INT4, 16, 90, 1 },
+      MODEL,
+      &yarn },
+    { "kivi4-f16-tail",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 64, 1, 2, 40, 0 },
+      { CST_PRESET_KIVI4, 45, 2, 1 },
+      MODEL,
+      &plain },
+    { "kivi2-bf16-linear", BF16_ROWS, { CST_PRESET_KIVI2, 16, 30000, 2 }, MODEL, &linear },
+    { "turboquant-bf16-llama3",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 1, 1, 80, 0 },
+      { CST_PRESET_TURBOQUANT, 64, 100000, 1 },
+      MODEL,
+      &llama3 },
+    { "turboquant-f32-yarn-3-2",
+      { CASE_PADDED, CST_DTYPE_F32, 16, 1, 2, 36, 5 },
+      { CST_PRESET_TURBOQUANT, 13, 2, 1, 3, 2 },
+      MODEL,
+      &yarn },
+    { "turboquant-f16-5",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 1, 112, 0 },
+      { CST_PRESET_TURBOQUANT, 32, 64, 1, 5, 5 },
+      MODEL },
 };
 
-/* A bad frame is lossless-bf16 with bytes set from `at` on, cut or grown, and checksums made right
- * again where the damage is meant to lie behind them. */
+/* A bad frame is one of the good ones, lossless-bf16 if `of` is NULL, with bytes set from `at` on,
+ * cut or grown, and checksums made right again where the damage is meant to lie behind them. */
 struct bad {
     const char *name;
     int result;
@@ -70,9 +118,12 @@ struct bad {
     uint8_t value;
     int grow;
     bool seal;
+    const char *of;
 };
 
 enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
+
+#define TURBOQUANT "turboquant-bf16-llama3"
 
 static const struct bad bads[] = {
     { "bad-magic", CST_CODEC_E_CORRUPT, 0, 'X', 0, true },
@@ -91,6 +142,14 @@ static const struct bad bads[] = {
     { "bad-plane-length", CST_CODEC_E_CORRUPT, STREAMS + 7, 1, 0, true },
     { "bad-code-lengths", CST_CODEC_E_CORRUPT, STREAMS + 8, 0xff, 0, true },
     { "bad-symbols", CST_CODEC_E_CORRUPT, STREAMS + 300, 0xff, 0, true },
+    { "bad-bits", CST_CODEC_E_VERSION, 52, 4, 0, true },
+    { "bad-bits-turboquant", CST_CODEC_E_VERSION, 53, 9, 0, true, TURBOQUANT },
+    { "bad-coded-flags", CST_CODEC_E_CORRUPT, HEAD + 32, 4, 0, true, TURBOQUANT },
+    { "bad-coded-bits", CST_CODEC_E_CORRUPT, HEAD + 33, 9, 0, true, TURBOQUANT },
+    { "bad-coded-exponent", CST_CODEC_E_CORRUPT, HEAD + 34, 81, 0, true, TURBOQUANT },
+    { "bad-coded-group", CST_CODEC_E_CORRUPT, STREAMS + 3, 3, 0, true, "int4-bf16-sinks" },
+    { "bad-coded-rope", CST_CODEC_E_CORRUPT, HEAD + 36, 0, 0, true, TURBOQUANT },
+    { "bad-coded-scale", CST_CODEC_E_CORRUPT, STREAMS + 8 + 641, 0x7c, 0, true, "int4-bf16-sinks" },
     { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
     { "bad-cut-in-header", CST_CODEC_E_CORRUPT, 0, 'C', -100000, false },
 };
@@ -100,12 +159,30 @@ static const char *const results[] = { "ok", "small", "corrupt", "version", "mis
 static struct case_block *make(const struct good *g) {
     struct case_block *c = case_new(&g->shape);
 
+    for (uint32_t l = 0; g->rope && l < c->desc.n_layers; l++) {
+        struct cst_layer *layer = &c->desc.layers[l], was = *layer;
+
+        *layer = *g->rope;
+        layer->k_rotated = 1;
+        layer->kv_heads = was.kv_heads;
+        layer->head_dim_k = was.head_dim_k;
+        layer->head_dim_v = was.head_dim_v;
+    }
+    case_room(c);
     if (g->content == MODEL)
         case_fill_model(c, g->shape.dims, g->params.tokens);
     else if (g->content == RANDOM)
         case_fill_random(c, g->shape.dims);
     assert_int_equal(case_encode(c, &g->params, NULL), 0);
     return c;
+}
+
+static const struct good *good_of(const struct bad *b) {
+    for (size_t i = 0; i < CST_COUNT(goods); i++) {
+        if (b->of && !strcmp(goods[i].name, b->of))
+            return &goods[i];
+    }
+    return &goods[1];
 }
 
 static void spoil(struct case_block *c, const struct bad *b) {
@@ -165,7 +242,7 @@ static void check_good(void **state) {
     c->frame_len = n;
     assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
     assert_memory_equal(c->out, decoded, c->desc.block_bytes);
-    if (g->params.preset != CST_PRESET_INT8)
+    if (g->params.preset <= CST_PRESET_LOSSLESS)
         assert_memory_equal(c->out, c->block, c->desc.block_bytes);
     test_free(bytes);
     test_free(decoded);
@@ -173,7 +250,7 @@ static void check_good(void **state) {
 
 static void check_bad(void **state) {
     const struct bad *b = *state;
-    cst_auto(case_freep) struct case_block *c = make(&goods[1]);
+    cst_auto(case_freep) struct case_block *c = make(good_of(b));
 
     c->frame_len = load(c->frame, c->cap, b->name);
     assert_int_equal(case_decode(c, 0, UINT32_MAX), b->result);
@@ -182,14 +259,29 @@ static void check_bad(void **state) {
 /* ---- writing ----------------------------------------------------------------------------------
  */
 
-static void save(const char *dir, const char *name, const uint8_t *bytes, size_t n) {
+static void save(const char *dir, const char *name, const char *kind, const uint8_t *bytes,
+                 size_t n) {
     char path[PATH_MAX];
     FILE *f;
 
-    (void)snprintf(path, sizeof(path), "%s/%s.frame", dir, name);
+    (void)snprintf(path, sizeof(path), "%s/%s.%s", dir, name, kind);
     f = fopen(path, "wbe");
     if (!f || fwrite(bytes, 1, n, f) != n || fclose(f))
         exit(1);
+}
+
+static void describe_layer(FILE *f, const struct cst_layer *l, uint32_t i) {
+    fprintf(f, "%s{\"kv_heads\": %u, \"head_dim_k\": %u, \"head_dim_v\": %u", i ? ",\n   " : "",
+            l->kv_heads, l->head_dim_k, l->head_dim_v);
+    if (l->k_rotated)
+        fprintf(f,
+                ", \"k_rotated\": 1,\n    \"rope\": %u, \"rope_dims\": %u, \"rope_theta\": %g, "
+                "\"rope_scaling\": %u, \"scaling\": [%g, %g, %g, %g], "
+                "\"scaling_original_context\": %u",
+                l->rope, l->rope_dims, (double)l->rope_theta, l->rope_scaling,
+                (double)l->scaling[0], (double)l->scaling[1], (double)l->scaling[2],
+                (double)l->scaling[3], l->scaling_original_context);
+    fprintf(f, "}");
 }
 
 static void describe(FILE *f, const struct case_block *c) {
@@ -198,8 +290,7 @@ static void describe(FILE *f, const struct case_block *c) {
     fprintf(f, "  \"block_tokens\": %u, \"block_bytes\": %llu,\n  \"layers\": [", d->block_tokens,
             (unsigned long long)d->block_bytes);
     for (uint32_t i = 0; i < d->n_layers; i++)
-        fprintf(f, "%s{\"kv_heads\": %u, \"head_dim_k\": %u, \"head_dim_v\": %u}", i ? ", " : "",
-                d->layers[i].kv_heads, d->layers[i].head_dim_k, d->layers[i].head_dim_v);
+        describe_layer(f, &d->layers[i], i);
     fprintf(f, "],\n  \"segments\": [");
     for (uint32_t i = 0; i < d->n_segments; i++) {
         const struct cst_segment *s = &d->segments[i];
@@ -245,15 +336,17 @@ static int write_all(const char *dir) {
 
         if (case_decode(c, 0, UINT32_MAX))
             return 1;
-        save(dir, goods[i].name, c->frame, c->frame_len);
+        save(dir, goods[i].name, "frame", c->frame, c->frame_len);
+        if (goods[i].params.preset > CST_PRESET_INT8)
+            save(dir, goods[i].name, "block", c->out, c->desc.block_bytes);
         entry(f, c, goods[i].name, 0);
         case_free(c);
     }
     for (size_t i = 0; i < CST_COUNT(bads); i++) {
-        struct case_block *c = make(&goods[1]);
+        struct case_block *c = make(good_of(&bads[i]));
 
         spoil(c, &bads[i]);
-        save(dir, bads[i].name, c->frame, c->frame_len);
+        save(dir, bads[i].name, "frame", c->frame, c->frame_len);
         entry(f, c, bads[i].name, bads[i].result);
         case_free(c);
     }

@@ -4,6 +4,9 @@
 
 usage: read_frames.py FOLDER    (the folder of manifest.json)
 
+Presets that the format defines in floating point are held to its section 8, against decoded blocks
+that lie beside their frames; the others to the bit.
+
 Streams of stage ZSTD are piped through the zstd program; without it their frames are left out.
 """
 import hashlib
@@ -16,7 +19,9 @@ import sys
 from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
-RAW, ZERO, ZSTD, PLANES, INT8 = range(5)
+RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD = range(7)
+TURBOQUANT = 6
+UNROTATED, MEAN, ZEROS, BY_CHANNEL = 1, 2, 4, 8
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
 
 
@@ -183,6 +188,154 @@ def int8(layout, seg, tokens, first_position, data):
     return bytes(out)
 
 
+def rope_id(layer):
+    return crc32c(struct.pack("<BBxxI5fI", layer["rope"], layer["rope_scaling"], layer["rope_dims"],
+                              layer["rope_theta"], *layer["scaling"],
+                              layer["scaling_original_context"]))
+
+
+def frequency(layer, i):
+    base, dims = layer["rope_theta"], layer["rope_dims"]
+    scaling, original = layer["scaling"], layer["scaling_original_context"]
+    f, share = base ** (-2 * i / dims), 1
+    if layer["rope_scaling"] == 1:
+        share = 0
+    elif layer["rope_scaling"] == 2:
+        def pair(turns):
+            return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        low = max(0, math.floor(pair(scaling[1])))
+        high = min(dims - 1, math.ceil(pair(scaling[2])))
+        share = 1 - min(1, max(0, (i - low) / max(0.001, high - low)))
+    elif layer["rope_scaling"] == 3:
+        turns = original * f / (2 * math.pi)
+        share = min(1, max(0, (turns - scaling[1]) / (scaling[2] - scaling[1])))
+    return f if share == 1 else f * share + f / scaling[0] * (1 - share)
+
+
+def turn(layer, row, dims, position):
+    """Keys of one token out to their position."""
+    half = layer["rope_dims"] // 2
+    for head in range(0, len(row), dims):
+        for i in range(half):
+            a, b = (2 * i, 2 * i + 1) if layer["rope"] == 1 else (i, i + half)
+            x, y, angle = row[head + a], row[head + b], frequency(layer, i) * position
+            row[head + a] = x * math.cos(angle) - y * math.sin(angle)
+            row[head + b] = x * math.sin(angle) + y * math.cos(angle)
+
+
+LEVELS = {}
+
+
+def levels(bits):
+    """The Lloyd-Max quantizer of a normal variable by Lloyd's iteration."""
+    def below(x):
+        return math.erf(x / math.sqrt(2)) / 2
+
+    def density(x):
+        return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    if bits not in LEVELS:
+        half = [4 * (i + 0.5) / 2 ** bits for i in range(2 ** (bits - 1))]
+        change = 1
+        while change > 1e-9:
+            edges = [0] + [(a + b) / 2 for a, b in zip(half, half[1:])] + [30]
+            better = [(density(a) - density(b)) / (below(b) - below(a))
+                      for a, b in zip(edges, edges[1:])]
+            change = max(abs(a - b) for a, b in zip(half, better))
+            half = better
+        LEVELS[bits] = [-x for x in reversed(half)] + half
+    return LEVELS[bits]
+
+
+class Coded:
+    """The head of a GROUPS or LLOYD stream, and what both have in common."""
+
+    def __init__(self, layout, seg, tokens, first_position, data):
+        need(seg["dtype"] != OPAQUE)
+        self.layout, self.seg, self.data = layout, seg, data
+        self.layer, self.dims = layout["layers"][seg["layer"]], head_dim(layout, seg)
+        self.places, self.size = offsets(layout, seg, tokens), SIZE[seg["dtype"]]
+        self.channels, self.first_position = len(self.places[0]), first_position
+        self.sinks = min(tokens, max(0, 4 - first_position))
+        self.coded = tokens - self.sinks
+        self.at = 8 + self.sinks * self.channels * self.size
+        need(len(data) >= self.at)
+        self.flags, self.bits, self.exponent, self.group, rope = struct.unpack_from("<BBbBI", data)
+        need(1 <= self.bits <= 8 and -126 <= self.exponent <= 80)
+        if self.flags & UNROTATED:
+            need(seg["tensor"] == 0 and self.layer.get("k_rotated") and self.layer["rope"] in (1, 2)
+                 and rope == rope_id(self.layer))
+        else:
+            need(rope == 0)
+
+    def halves(self, n):
+        need(len(self.data) >= self.at + 2 * n)
+        values = struct.unpack_from(f"<{n}e", self.data, self.at)
+        need(all(map(math.isfinite, values)))
+        self.at += 2 * n
+        return [math.ldexp(v, self.exponent) for v in values]
+
+    def codes(self):
+        """-> [token][channel], and nothing may follow"""
+        row = -(-self.channels // 8) * self.bits
+        need(len(self.data) == self.at + self.coded * row)
+        for t in range(self.coded):
+            packed = int.from_bytes(self.data[self.at + t * row:self.at + (t + 1) * row], "little")
+            yield [packed >> self.bits * c & (1 << self.bits) - 1 for c in range(self.channels)]
+
+    def block(self, rows):
+        out = bytearray(self.seg["length"])
+        for t, row in enumerate(self.places):
+            if t < self.sinks:
+                for c, at in enumerate(row):
+                    from_ = 8 + (t * self.channels + c) * self.size
+                    out[at:at + self.size] = self.data[from_:from_ + self.size]
+                continue
+            values = rows[t - self.sinks]
+            if self.flags & UNROTATED:
+                turn(self.layer, values, self.dims, self.first_position + t)
+            for at, x in zip(row, values):
+                out[at:at + self.size] = rounded(x, self.seg["dtype"])
+        return bytes(out)
+
+
+def groups(*args):
+    s = Coded(*args)
+    need(not s.flags & ~(UNROTATED | ZEROS | BY_CHANNEL) and s.bits >= 2 and 4 <= s.group <= 10)
+    length = 1 << s.group
+    if s.flags & BY_CHANNEL:
+        per_row, rows = s.channels, -(-s.coded // length)
+    else:
+        per_row, rows = -(-s.channels // length), s.coded
+    scales = s.halves(per_row * rows)
+    zeros = s.halves(per_row * rows) if s.flags & ZEROS else [-2 ** (s.bits - 1) * x for x in scales]
+    values = []
+    for t, codes in enumerate(s.codes()):
+        at = [t // length * per_row + c if s.flags & BY_CHANNEL else t * per_row + c // length
+              for c in range(s.channels)]
+        values.append([q * scales[i] + zeros[i] for q, i in zip(codes, at)])
+    return s.block(values)
+
+
+def lloyd(*args):
+    s = Coded(*args)
+    need(not s.flags & ~(UNROTATED | MEAN) and s.group == 0)
+    means = s.halves(s.channels) if s.flags & MEAN else [0] * s.channels
+    heads = s.channels // s.dims
+    norms, values = s.halves(heads * s.coded), []
+    for t, codes in enumerate(s.codes()):
+        row = [levels(s.bits)[q] for q in codes]
+        for h in range(heads):
+            at, left = h * s.dims, s.dims
+            while left:
+                n = 1 << left.bit_length() - 1
+                block, factor = row[at:at + n], norms[t * heads + h] / math.sqrt(n)
+                row[at:at + n] = [factor * sum(-x if (i & j).bit_count() % 2 else x
+                                               for j, x in enumerate(block)) for i in range(n)]
+                at, left = at + n, left - n
+        values.append([x + m for x, m in zip(row, means)])
+    return s.block(values)
+
+
 def unzstd(data, n):
     done = subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=False)
     need(done.returncode == 0 and len(done.stdout) == n)
@@ -201,7 +354,8 @@ def stream(layout, seg, tokens, first_position, stage, data, n):
     need(seg)
     if stage == PLANES:
         return planes(layout, seg, tokens, data)
-    return int8(layout, seg, tokens, first_position, data)
+    coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd}[stage]
+    return coding(layout, seg, tokens, first_position, data)
 
 
 def gaps(layout):
@@ -214,10 +368,13 @@ def gaps(layout):
 def decode(frame, layout):
     need(len(frame) >= 64 and frame[:4] == b"CFRM")
     (version, preset, flags, tokens, first_position, block_bytes, frame_bytes, _error, block_crc,
-     layout_sum, n, table_crc, reserved, header_crc) = struct.unpack_from("<HBBIIQQfIIII8sI", frame, 4)
+     layout_sum, n, table_crc, bits_k, bits_v, reserved, header_crc) = \
+        struct.unpack_from("<HBBIIQQfIIIIBB6sI", frame, 4)
     need(version == 1, "version")
     need(crc32c(frame[:60]) == header_crc)
-    need(preset <= 2 and flags == 0 and reserved == bytes(8), "version")
+    need(preset <= TURBOQUANT and flags == 0 and reserved == bytes(6), "version")
+    least, most = (1, 8) if preset == TURBOQUANT else (0, 0)
+    need(least <= bits_k <= most and least <= bits_v <= most, "version")
     need(frame_bytes <= len(frame))
     need(layout_sum == layout_crc(layout) and block_bytes == layout["block_bytes"], "mismatch")
     need(1 <= tokens <= layout["block_tokens"])
@@ -226,12 +383,13 @@ def decode(frame, layout):
     need(crc32c(frame[64:64 + 16 * n]) == table_crc)
     block, at = bytearray(block_bytes), 64 + 16 * n
     for i in range(n):
-        stage, stage_version, zero, length, _, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
+        stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need(stage <= INT8 and stage_version == 1 and zero == 0, "version")
+        need(stage <= LLOYD and stage_version == 1 and zero == 0, "version")
         at = start + length
         data = frame[start:at]
+        need(crc32c(data) == crc)
         if i < len(layout["segments"]):
             seg = layout["segments"][i]
             block[seg["offset"]:seg["offset"] + seg["length"]] = \
@@ -241,8 +399,27 @@ def decode(frame, layout):
             for a, b in gaps(layout):
                 block[a:b], rest = rest[:b - a], rest[b - a:]
     need(at == frame_bytes)
-    need(crc32c(block) == block_crc)
+    if preset <= 2:
+        need(crc32c(block) == block_crc)
     return bytes(block)
+
+
+def values(layout, seg, block):
+    """The tensor's values, holes left out."""
+    at = [seg["offset"] + i for row in offsets(layout, seg, layout["block_tokens"]) for i in row]
+    if seg["dtype"] == BF16:
+        return [struct.unpack("<f", b"\0\0" + block[i:i + 2])[0] for i in at]
+    return [struct.unpack_from("<f" if seg["dtype"] == F32 else "<e", block, i)[0] for i in at]
+
+
+def close(layout, got, want):
+    """Section 8: within 2^-8 of the larger of value and rms of its tensor."""
+    for seg in layout["segments"]:
+        a, b = values(layout, seg, got), values(layout, seg, want)
+        rms = math.sqrt(sum(x * x for x in b) / len(b))
+        if any(abs(x - y) > 2 ** -8 * max(abs(y), rms) for x, y in zip(a, b)):
+            return False
+    return True
 
 
 def main():
@@ -255,7 +432,11 @@ def main():
             print(f"{e['file']}: left out, there is no zstd program")
             continue
         try:
-            got, result = hashlib.sha256(decode(frame, e)).hexdigest(), "ok"
+            got, result = decode(frame, e), "ok"
+            block = folder / e["file"].replace(".frame", ".block")
+            if block.exists() and close(e, got, block.read_bytes()):
+                got = block.read_bytes()
+            got = hashlib.sha256(got).hexdigest()
         except Refused as r:
             got, result = None, str(r)
         if result != e["result"] or got != e.get("decoded_sha256"):

@@ -76,42 +76,45 @@ static void exact_presets_give_every_byte_back(void **state) {
     }
 }
 
-static void lossy_presets_keep_sinks_and_bound(void **state) {
-    const struct row *row = *state;
-    cst_auto(case_freep) struct case_block *c = case_new(&row->shape);
-    struct cst_encode_params p = { CST_PRESET_INT8, row->tokens, 1, 0.05f };
+/* Largest error that a preset makes of what a model has, in case_fill_model()'s rows. */
+static const float worst[CST_PRESETS] = { [CST_PRESET_INT8] = 0.02f,
+                                          [CST_PRESET_INT4] = 0.3f,
+                                          [CST_PRESET_KIVI4] = 0.2f,
+                                          [CST_PRESET_KIVI2] = 1.0f,
+                                          [CST_PRESET_TURBOQUANT] = 0.2f };
+
+static void check_sinks_and_holes(const struct case_block *c, uint32_t sinks, uint32_t tokens) {
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        for (uint32_t t = 0; t < c->desc.block_tokens; t++) {
+            for (uint32_t d = 0; d < c->desc.layers[0].head_dim_k; d++) {
+                if (t < sinks || t >= tokens)
+                    assert_true(case_value(c, c->block, i, t, 0, d) ==
+                                case_value(c, c->out, i, t, 0, d));
+            }
+        }
+    }
+}
+
+static void check_lossy(struct case_block *c, const struct row *row, uint32_t preset) {
+    struct cst_encode_params p = { CST_PRESET_LOSSLESS, row->tokens, 1, worst[preset] };
     struct cst_frame_info info;
     size_t exact;
 
-    case_fill_model(c, 7, row->tokens);
-    p.preset = CST_PRESET_LOSSLESS;
     assert_int_equal(case_encode(c, &p, &info), 0);
     exact = c->frame_len;
-    p.preset = CST_PRESET_INT8;
+    p.preset = preset;
     assert_int_equal(case_encode(c, &p, &info), 0);
     assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
     check_info(c, &p, &info, c->out);
-    assert_true(info.error >= 0 && info.error <= 0.02f);
+    assert_true(info.error >= 0 && info.error <= worst[preset]);
     if (row->shape.order == CASE_OPAQUE || row->shape.order == CASE_PAIRS) {
-        assert_memory_equal(c->out, c->block, c->desc.block_bytes); /* nothing that int8 can do */
+        assert_memory_equal(c->out, c->block, c->desc.block_bytes); /* nothing that they can do */
         assert_int_equal(c->frame_len, exact);
         return;
     }
     if (row->tokens == row->shape.block_tokens && row->shape.dims > 1)
         assert_true(c->frame_len < exact);
-    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
-        for (uint32_t t = 0; t < row->shape.block_tokens; t++) {
-            for (uint32_t d = 0; d < row->shape.dims; d++) {
-                float x = case_value(c, c->block, i, t, 0, d);
-                float y = case_value(c, c->out, i, t, 0, d);
-
-                if (t < 3 || t >= row->tokens) /* positions 1, 2, 3; missing */
-                    assert_true(x == y);
-                else
-                    assert_true(fabsf(x - y) < 0.1f);
-            }
-        }
-    }
+    check_sinks_and_holes(c, 3, row->tokens); /* positions 1, 2, 3; missing */
     if (info.error == 0)
         return; /* only sinks */
     p.bound = info.error / 2;
@@ -119,10 +122,19 @@ static void lossy_presets_keep_sinks_and_bound(void **state) {
     p.bound = 0;
     assert_int_equal(case_encode(c, &p, &info), CST_CODEC_E_BOUND);
     p.first_position = 4; /* no sinks: more coded, still within the bound */
-    p.bound = 0.05f;
+    p.bound = worst[preset];
     exact = c->frame_len;
     assert_int_equal(case_encode(c, &p, &info), 0);
     assert_true(c->frame_len < exact);
+}
+
+static void lossy_presets_keep_sinks_and_bound(void **state) {
+    const struct row *row = *state;
+    cst_auto(case_freep) struct case_block *c = case_new(&row->shape);
+
+    case_fill_model(c, 7, row->tokens);
+    for (uint32_t preset = CST_PRESET_INT8; preset < CST_PRESETS; preset++)
+        check_lossy(c, row, preset);
 }
 
 static void layer_ranges_decode_alone(void **state) {
@@ -172,6 +184,8 @@ static void other_bytes_than_the_frame_do_not_decode(void **state) {
         uint8_t *whole;
         size_t len;
 
+        if (c->desc.segments[0].dtype == CST_DTYPE_BF16)
+            case_rotate_keys(c, CST_ROPE_NEOX, 8);
         case_fill_model(c, k, 16);
         assert_int_equal(case_encode(c, &p, NULL), 0);
         assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
@@ -311,12 +325,18 @@ static void forged_fields_are_refused(void **state) {
     assert_int_equal(decode_changed(c, 36, c->frame[36] ^ 1), CST_CODEC_E_CORRUPT); /* block crc */
     assert_int_equal(decode_changed(c, 40, c->frame[40] ^ 1), CST_CODEC_E_MISMATCH);
     assert_int_equal(decode_changed(c, 44, 4), CST_CODEC_E_CORRUPT); /* streams */
-    assert_int_equal(decode_changed(c, 52, 1), CST_CODEC_E_VERSION); /* reserved */
+    assert_int_equal(decode_changed(c, 52, 1), CST_CODEC_E_VERSION); /* bits, which it has not */
+    assert_int_equal(decode_changed(c, 53, 4), CST_CODEC_E_VERSION);
+    assert_int_equal(decode_changed(c, 54, 1), CST_CODEC_E_VERSION); /* reserved */
+    assert_int_equal(decode_changed(c, 6, CST_PRESET_TURBOQUANT),
+                     CST_CODEC_E_VERSION); /* no bits */
     assert_int_equal(decode_changed(c, entry, CST_STAGES), CST_CODEC_E_VERSION);
     assert_int_equal(decode_changed(c, entry, CST_STAGE_RAW), CST_CODEC_E_CORRUPT);
     assert_int_equal(decode_changed(c, entry, CST_STAGE_ZERO), CST_CODEC_E_CORRUPT);
     assert_int_equal(decode_changed(c, entry, CST_STAGE_ZSTD), CST_CODEC_E_CORRUPT);
     assert_int_equal(decode_changed(c, entry, CST_STAGE_PLANES), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_GROUPS), CST_CODEC_E_CORRUPT);
+    assert_int_equal(decode_changed(c, entry, CST_STAGE_LLOYD), CST_CODEC_E_CORRUPT);
     assert_int_equal(decode_changed(c, entry + 1, 2), CST_CODEC_E_VERSION);
     assert_int_equal(decode_changed(c, entry + 2, 1), CST_CODEC_E_VERSION);
     assert_int_equal(decode_changed(c, entry + 4, 0), CST_CODEC_E_CORRUPT);
@@ -360,8 +380,101 @@ static void frames_stay_under_raw_plus_header(void **state) {
     }
 }
 
+/* Any shape that a model has, with rows and channels that are constant or zero. */
+static void presets_take_every_shape(void **state) {
+    static const uint32_t dims[] = { 1, 64, 80, 96, 112, 128, 256 };
+    static const uint32_t tokens[] = { 16, 33, 500, 1000 };
+
+    for (size_t k = 0; k < CST_COUNT(dims) * CST_COUNT(tokens); k++) {
+        uint32_t d = dims[k / CST_COUNT(tokens)], n = tokens[k % CST_COUNT(tokens)];
+        const struct case_shape shape = {
+            CASE_ROWS, k % 2 ? CST_DTYPE_F16 : CST_DTYPE_BF16, n, 1, 1, d, 0
+        };
+        cst_auto(case_freep) struct case_block *c = case_new(&shape);
+
+        case_rotate_keys(c, k % 3 ? CST_ROPE_NORM : CST_ROPE_NEOX, d & ~1u);
+        case_fill_model(c, k, n);
+        memset(c->block + (size_t)6 * d * 2, 0, (size_t)3 * d * 2);
+        for (uint32_t t = 0; t < n; t++) {
+            case_set_value(c, 1, t, 0, 0, 30);
+            case_set_value(c, 1, t, 0, d / 2, 0);
+        }
+        for (uint32_t preset = 0; preset < CST_PRESETS; preset++) {
+            struct cst_encode_params p = { preset, n, (uint32_t)k, 1e6f };
+            struct cst_frame_info info;
+
+            assert_int_equal(case_encode(c, &p, &info), 0);
+            assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+            check_info(c, &p, &info, c->out);
+            if (preset <= CST_PRESET_LOSSLESS)
+                assert_memory_equal(c->out, c->block, c->desc.block_bytes);
+        }
+    }
+}
+
+static void turboquant_takes_bits(void **state) {
+    static const struct {
+        uint8_t bits_k, bits_v, k, v;
+    } cases[] = { { 0, 0, 4, 4 }, { 4, 4, 4, 4 }, { 8, 1, 8, 1 }, { 3, 0, 3, 4 }, { 0, 5, 4, 5 } };
+    cst_auto(case_freep) struct case_block *c = case_new(&rows[0].shape);
+
+    case_fill_model(c, 1, 64);
+    for (size_t i = 0; i < CST_COUNT(cases); i++) {
+        struct cst_encode_params p = { CST_PRESET_TURBOQUANT, 64, 64, 1, cases[i].bits_k,
+                                       cases[i].bits_v };
+        const struct cst_stream_entry *table;
+        struct cst_frame_info info;
+
+        assert_int_equal(case_encode(c, &p, &info), 0);
+        assert_int_equal(info.bits_k, cases[i].k);
+        assert_int_equal(info.bits_v, cases[i].v);
+        table = (const void *)(c->frame + sizeof(struct cst_frame_header));
+        for (int tensor = 0; tensor < 2; tensor++) {
+            size_t bits = tensor ? cases[i].v : cases[i].k;
+            size_t length = cst_load32(&table[tensor].length);
+
+            assert_int_equal(table[tensor].stage, CST_STAGE_LLOYD);
+            /* codes; head, norms and, where they pay, means */
+            assert_true(length == 64 * 24 * bits + 8 + 384 ||
+                        length == 64 * 24 * bits + 8 + 384 + 384);
+        }
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    }
+    for (uint32_t preset = 0; preset < CST_PRESETS; preset++) {
+        struct cst_encode_params p = { preset, 64, 64, 1, 9, 0 };
+
+        assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+        p.bits_k = 0;
+        p.bits_v = 200;
+        assert_int_equal(case_encode(c, &p, NULL), CST_CODEC_E_PRESET);
+        p.bits_v = 4;
+        assert_int_equal(case_encode(c, &p, NULL),
+                         preset == CST_PRESET_TURBOQUANT ? 0 : CST_CODEC_E_PRESET);
+    }
+}
+
+/* A part has no block checksum that would tell other angles. */
+static void foreign_rotations_do_not_decode(void **state) {
+    static const uint32_t presets[] = { CST_PRESET_KIVI4, CST_PRESET_TURBOQUANT };
+    cst_auto(case_freep) struct case_block *c = case_new(&rows[0].shape);
+
+    case_rotate_keys(c, CST_ROPE_NORM, 64);
+    case_fill_model(c, 1, 64);
+    for (size_t i = 0; i < CST_COUNT(presets); i++) {
+        assert_int_equal(case_encode(c, &(struct cst_encode_params){ presets[i], 64, 64, 1 }, NULL),
+                         0);
+        assert_int_equal(case_decode(c, 1, 1), 0);
+        c->desc.layers[1].rope_theta *= 2;
+        assert_int_equal(case_decode(c, 1, 1), CST_CODEC_E_CORRUPT);
+        assert_int_equal(case_decode(c, 0, 1), 0);
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), CST_CODEC_E_CORRUPT);
+        c->desc.layers[1].rope_theta /= 2;
+    }
+}
+
 static void names_of_presets(void **state) {
-    static const char *const names[] = { "raw", "lossless", "int8" };
+    static const char *const names[] = { "raw",   "lossless", "int8",      "int4",
+                                         "kivi4", "kivi2",    "turboquant" };
 
     assert_int_equal(CST_COUNT(names), CST_PRESETS);
     for (int i = 0; i < CST_PRESETS; i++) {
@@ -381,6 +494,9 @@ int main(void) {
         cmocka_unit_test(forged_fields_are_refused),
         cmocka_unit_test(encoding_is_deterministic),
         cmocka_unit_test(frames_stay_under_raw_plus_header),
+        cmocka_unit_test(presets_take_every_shape),
+        cmocka_unit_test(turboquant_takes_bits),
+        cmocka_unit_test(foreign_rotations_do_not_decode),
         cmocka_unit_test(names_of_presets),
     };
 

@@ -174,6 +174,212 @@ static void sums(void **state) {
     assert_true(sum[66] == 0 && square[66] == 0 && error[66] == 0);
 }
 
+static void unpacked_codes(void **state) {
+    const struct cst_codec_ops *ops = *state;
+
+    for (unsigned bits = 1; bits <= 8; bits++) {
+        for (size_t n = 0; n <= N; n += 8) {
+            uint8_t *src = test_malloc(n / 8 * bits + 1), codes[N + 1];
+
+            fill(src, n / 8 * bits);
+            memset(codes, 99, sizeof(codes));
+            ops->unpack(codes, src, n, bits);
+            for (size_t i = 0; i < n; i++) {
+                unsigned want = 0;
+
+                for (unsigned b = 0; b < bits; b++)
+                    want |= (src[(i * bits + b) / 8] >> (i * bits + b) % 8 & 1u) << b;
+                assert_int_equal(codes[i], want);
+            }
+            assert_int_equal(codes[n], 99);
+            test_free(src);
+        }
+    }
+}
+
+static void halves_are_scaled_and_checked(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    uint8_t src[2 * 37];
+    float x[38] = { 0 };
+
+    for (size_t n = 0; n <= 37; n++) {
+        for (size_t i = 0; i < 37; i++) {
+            uint16_t half = (uint16_t)(cst_seeded_random_next(&r) & 0xbbff); /* finite */
+
+            memcpy(src + 2 * i, &half, 2);
+        }
+        x[n] = 99;
+        assert_true(ops->halves(x, src, 0.125f, n));
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(cst_f32_bits(x[i]),
+                             cst_f32_bits(cst_dtype_load(CST_DTYPE_F16, src + 2 * i) * 0.125f));
+        assert_true(x[n] == 99);
+        for (size_t i = 0; i < n; i++) {
+            uint16_t kept, odd = i % 2 ? 0x7c00 : 0xfe01;
+
+            memcpy(&kept, src + 2 * i, 2);
+            memcpy(src + 2 * i, &odd, 2);
+            assert_false(ops->halves(x, src, 1, n));
+            memcpy(src + 2 * i, &kept, 2);
+        }
+    }
+}
+
+/* Values about 1, and one of each two sets of loops must give the same bits. */
+static void fill_floats(float *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)((double)(cst_seeded_random_next(&r) >> 11) * 0x1p-52 - 1);
+}
+
+static void affine_values(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    float scale[N], zero[N], x[N + 1];
+    uint8_t codes[N];
+
+    fill(codes, sizeof(codes));
+    fill_floats(scale, N);
+    fill_floats(zero, N);
+    for (size_t n = 0; n <= N; n++) {
+        x[n] = 99;
+        ops->affine(x, codes, scale, zero, n);
+        for (size_t i = 0; i < n; i++) {
+            volatile float product = (float)codes[i] * scale[i]; /* rounded, then added */
+
+            assert_int_equal(cst_f32_bits(x[i]), cst_f32_bits(product + zero[i]));
+        }
+        ops->affine_group(x, codes, scale[0], zero[0], n);
+        for (size_t i = 0; i < n; i++) {
+            volatile float product = (float)codes[i] * scale[0];
+
+            assert_int_equal(cst_f32_bits(x[i]), cst_f32_bits(product + zero[0]));
+        }
+        assert_true(x[n] == 99);
+    }
+}
+
+static void levels_of_codes(void **state) {
+    const struct cst_codec_ops *ops = *state;
+
+    for (unsigned bits = 1; bits <= 8; bits++) {
+        float level[256 + 8], x[N + 1];
+        uint8_t codes[N];
+
+        fill(codes, sizeof(codes));
+        fill_floats(level, CST_COUNT(level));
+        for (size_t i = 0; i < N; i++)
+            codes[i] &= (1u << bits) - 1;
+        for (size_t n = 0; n <= N; n++) {
+            x[n] = 99;
+            ops->levels(x, codes, level, bits, 0.7f, n);
+            for (size_t i = 0; i < n; i++)
+                assert_int_equal(cst_f32_bits(x[i]), cst_f32_bits(level[codes[i]] * 0.7f));
+            assert_true(x[n] == 99);
+        }
+    }
+}
+
+static void hadamard_by_its_matrix(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    static float x[4096 + 1], y[4096];
+
+    for (size_t n = 1; n <= 4096; n *= 2) {
+        fill_floats(x, n);
+        memcpy(y, x, n * sizeof(*x));
+        x[n] = 99;
+        ops->hadamard(x, n);
+        assert_true(x[n] == 99);
+        for (size_t i = 0; i<n; i += n> 256 ? 97 : 1) {
+            double want = 0;
+
+            for (size_t j = 0; j < n; j++)
+                want += __builtin_popcountll(i & j) % 2 ? -(double)y[j] : (double)y[j];
+            assert_true(fabs((double)x[i] - want) < 1e-6 * (double)n);
+        }
+        cst_codec_ops_portable()->hadamard(y, n);
+        assert_memory_equal(x, y, n * sizeof(*x));
+    }
+}
+
+static void sums_of_rows(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    float x[68], y[67] = { 0 }, was[67];
+
+    for (size_t n = 0; n <= 67; n++) {
+        fill_floats(x, n);
+        fill_floats(y, n);
+        memcpy(was, x, n * sizeof(*x));
+        x[n] = 99;
+        ops->increase(x, y, n);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(cst_f32_bits(x[i]), cst_f32_bits(was[i] + y[i]));
+        assert_true(x[n] == 99);
+    }
+}
+
+static void turned_pairs(void **state) {
+    const struct cst_codec_ops *ops = *state, *ref = cst_codec_ops_portable();
+    float c[37], s[37], x[75], y[75], was[75];
+
+    for (size_t n = 0; n <= 37; n++) {
+        for (size_t i = 0; i < n; i++) {
+            c[i] = (float)cos((double)i);
+            s[i] = (float)sin((double)i);
+        }
+        for (int k = 0; k < 4; k++) {
+            float direction = k % 2 ? 1 : -1;
+
+            fill_floats(x, 75);
+            memcpy(was, x, sizeof(x));
+            memcpy(y, x, sizeof(x));
+            (k / 2 ? ops->turn_pairs : ops->turn_halves)(x, c, s, direction, n);
+            (k / 2 ? ref->turn_pairs : ref->turn_halves)(y, c, s, direction, n);
+            assert_memory_equal(x, y, sizeof(x)); /* what lies behind included */
+            for (size_t i = 0; i < n; i++) {
+                size_t ia = k / 2 ? 2 * i : i, ib = k / 2 ? 2 * i + 1 : n + i;
+                double angle = (double)direction * (double)i;
+
+                assert_true(fabs((double)x[ia] - ((double)was[ia] * cos(angle) -
+                                                  (double)was[ib] * sin(angle))) < 1e-6);
+                assert_true(fabs((double)x[ib] - ((double)was[ib] * cos(angle) +
+                                                  (double)was[ia] * sin(angle))) < 1e-6);
+            }
+        }
+    }
+}
+
+static void rounded_values(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    float x[67];
+
+    for (uint8_t dtype = CST_DTYPE_F32; dtype < CST_DTYPES; dtype++) {
+        size_t size = cst_dtype_size(dtype);
+
+        for (int round = 0; round < 2000; round++) {
+            size_t n = (size_t)round % 67;
+            uint8_t dst[4 * 67 + 1];
+
+            for (size_t i = 0; i < n; i++) {
+                uint32_t u = (uint32_t)cst_seeded_random_next(&r);
+
+                x[i] = cst_f32_from_bits((u & 0x7f800000) == 0x7f800000 ? u & 0xbfffffff : u);
+            }
+            dst[n * size] = 7;
+            ops->from_f32[dtype](dst, x, n);
+            for (size_t i = 0; i < n; i++) {
+                float want = x[i];
+
+                if (dtype == CST_DTYPE_F16)
+                    want = cst_f16_to_f32(cst_f32_to_f16(want));
+                if (dtype == CST_DTYPE_BF16)
+                    want = cst_bf16_to_f32(cst_f32_to_bf16(want));
+                assert_int_equal(cst_f32_bits(cst_dtype_load(dtype, dst + i * size)),
+                                 cst_f32_bits(want));
+            }
+            assert_int_equal(dst[n * size], 7);
+        }
+    }
+}
+
 static void table_entries(void **state) {
     const struct cst_codec_ops *ops = *state;
     uint64_t from[19], to[19];
@@ -211,6 +417,10 @@ static int run(const struct cst_codec_ops *ops) {
         ROW(dequantized_values, ops), ROW(magnitudes, ops),
         ROW(quantized_values, ops),   ROW(sums, ops),
         ROW(table_entries, ops),      ROW(the_best_set_is_one_of_them, ops),
+        ROW(unpacked_codes, ops),     ROW(halves_are_scaled_and_checked, ops),
+        ROW(affine_values, ops),      ROW(levels_of_codes, ops),
+        ROW(sums_of_rows, ops),       ROW(hadamard_by_its_matrix, ops),
+        ROW(turned_pairs, ops),       ROW(rounded_values, ops),
     };
 
     cst_seeded_random_init(&r, 11);

@@ -1,57 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The presets on caches of a real model, cut into 64-token blocks as an engine stores them:
- * lossless is exact and saves what the format promises, int8 stays within the near-lossless bound.
+ * lossless is exact and saves what the format promises, int8 stays within the near-lossless bound,
+ * turboquant, of keys that are rotated, within the bound of small losses.
  *
  * usage: test-kv-data excerpt     the committed excerpt
  *        test-kv-data data        all of $CISTERN_DATA/kv
  */
 #include "tests/lib/check.h"
 #include "tests/unit/codec/codec_case.h"
+#include "tests/unit/codec/kv_fixture.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zstd.h>
 
-enum { TOKENS = 64, HEADS = 3, DIMS = 64, PART = TOKENS * HEADS * DIMS * 2 };
-
-/* A file holds [layer][token][head][dim] in bf16. */
-struct tensor {
-    uint8_t *bytes;
-    size_t size;
-};
-
-static struct tensor load(const char *folder, const char *name) {
-    struct tensor t = { NULL, 0 };
-    char path[PATH_MAX];
-    uint8_t *packed;
-    long n;
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "%s/%s.bf16.zst", folder, name);
-    f = fopen(path, "rbe");
-    if (!f) {
-        print_error("%s is missing\n", path);
-        fail();
-    }
-    (void)fseek(f, 0, SEEK_END);
-    n = ftell(f);
-    rewind(f);
-    packed = malloc((size_t)n);
-    assert_int_equal(fread(packed, 1, (size_t)n, f), n);
-    (void)fclose(f);
-    t.size = ZSTD_getFrameContentSize(packed, (size_t)n);
-    assert_true(t.size < 64 << 20);
-    t.bytes = malloc(t.size);
-    assert_int_equal(ZSTD_decompress(t.bytes, t.size, packed, (size_t)n), t.size);
-    free(packed);
-    return t;
-}
+enum { TOKENS = 64, HEADS = KV_HEADS, DIMS = KV_DIMS, PART = TOKENS * HEADS * DIMS * 2 };
 
 struct sums {
-    uint64_t raw, lossless, int8;
+    uint64_t raw, lossless, int8, turboquant;
     float error;
 };
 
@@ -70,16 +38,28 @@ static void check_block(struct case_block *c, uint32_t position, struct sums *su
     assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
     sums->int8 += c->frame_len;
     sums->error = CST_MAX(sums->error, info.error);
+    if (!c->desc.layers[0].k_rotated)
+        return;
+    p.preset = CST_PRESET_TURBOQUANT;
+    p.bound = 0.15f;
+    assert_int_equal(case_encode(c, &p, &info), 0);
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    sums->turboquant += c->frame_len;
 }
 
 /* Blocks of the two tensors, whose first token is at `position`, in one order of axes. */
-static struct sums check_tensors(const struct tensor *k, const struct tensor *v, uint32_t layers,
-                                 uint32_t position, enum case_order order) {
+static struct sums check_tensors(const struct kv_tensor *k, const struct kv_tensor *v,
+                                 uint32_t layers, uint32_t position, enum case_order order,
+                                 bool rotated) {
     const struct case_shape shape = { order, CST_DTYPE_BF16, TOKENS, layers, HEADS, DIMS, 0 };
     cst_auto(case_freep) struct case_block *c = case_new(&shape);
     size_t tokens = k->size / layers / (PART / TOKENS);
     struct sums sums = { 0 };
 
+    if (rotated)
+        case_rotate_keys(c, CST_ROPE_NORM, DIMS);
+    for (uint32_t l = 0; l < layers; l++)
+        c->desc.layers[l].rope_theta = 1e5f;
     assert_int_equal(k->size, v->size);
     for (uint32_t first = 0; first + TOKENS <= tokens; first += TOKENS) {
         for (uint32_t i = 0; i < 2 * layers; i++) {
@@ -101,13 +81,15 @@ static struct sums check_tensors(const struct tensor *k, const struct tensor *v,
 }
 
 static void report(const char *what, const struct sums *s) {
-    print_message("%-28s lossless %.4f  int8 %.4f  error %.4f\n", what,
+    print_message("%-28s lossless %.4f  int8 %.4f  error %.4f  turboquant %.4f\n", what,
                   (double)s->raw / (double)s->lossless, (double)s->raw / (double)s->int8,
-                  (double)s->error);
+                  (double)s->error, s->turboquant ? (double)s->raw / (double)s->turboquant : 0);
     assert_true((double)s->raw >= 1.4 * (double)s->lossless);
     /* 16 bits over 8 and a quarter; four of the first 64 tokens stay as they are */
     assert_true((double)s->raw >= 1.85 * (double)s->int8);
     assert_true(s->error > 0 && s->error <= 0.05f);
+    if (s->turboquant)
+        assert_true((double)s->raw >= 3.45 * (double)s->turboquant);
 }
 
 static void check_folder(const char *folder, uint32_t layers, uint32_t position,
@@ -116,21 +98,21 @@ static void check_folder(const char *folder, uint32_t layers, uint32_t position,
     char name[64];
 
     for (size_t i = 0; i < CST_COUNT(texts); i++) {
-        struct tensor v;
+        struct kv_tensor v;
 
         (void)snprintf(name, sizeof(name), "%s.v", texts[i]);
-        v = load(folder, name);
+        v = kv_load(folder, name);
         for (const char *const *key = keys; *key; key++) {
-            struct tensor k;
+            struct kv_tensor k;
             struct sums s;
 
             (void)snprintf(name, sizeof(name), "%s.%s", texts[i], *key);
-            k = load(folder, name);
-            s = check_tensors(&k, &v, layers, position, CASE_ROWS);
+            k = kv_load(folder, name);
+            s = check_tensors(&k, &v, layers, position, CASE_ROWS, !strcmp(*key, "kpost"));
             (void)snprintf(name, sizeof(name), "%s %s + v", texts[i], *key);
             report(name, &s);
             /* each tensor for itself, in the layout that flash attention off gives V */
-            s = check_tensors(&k, &k, layers, position, CASE_TRANSPOSED);
+            s = check_tensors(&k, &k, layers, position, CASE_TRANSPOSED, false);
             (void)snprintf(name, sizeof(name), "%s %s, transposed", texts[i], *key);
             report(name, &s);
             free(k.bytes);

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each preset does with K and V. Pure; any thread. */
+#pragma once
+
+#include "codec/codec.h"
+#include "codec/format.h"
+
+/* The stage that a preset wants for a tensor: RAW, PLANES (without loss), or a lossy one with its
+ * parameters; a segment that it can't take is coded without loss. */
+struct cst_recipe {
+    uint8_t stage; /* enum cst_stage */
+    uint8_t bits;
+    uint8_t flags, group; /* GROUPS */
+};
+
+/* The number of bits that a preset uses where it is asked for `bits`: turboquant 1 to 8, 4 for 0;
+ * the others have no parameter and take 0 alone. -1 when it can't. */
+int cst_preset_bits(uint32_t preset, uint8_t bits);
+
+/* params->preset exists and takes params->bits_k and bits_v. */
+struct cst_recipe cst_preset_recipe(const struct cst_encode_params *params, uint8_t tensor);
