@@ -3,18 +3,21 @@
  * codec.PRESET.*: frames of a real model's cache, as an engine lays it out, in 64-token blocks.
  *
  *   ratio              bytes of the blocks over bytes of their frames
+ *   nmse_k, nmse_v     squared error of keys and of values over their energy, mean over the layers
+ *   encode_over_memcpy rate of encoding over rate of memcpy of the blocks
  *   decode_over_memcpy rate of decoding over rate of memcpy of the decoded bytes
  *   decode_over_zstd1  the same over zstd -1 decoding the blocks' bytes as they are
  *
  * An operation is one block of a working set of 256 MiB or more, so neither side finds its input
  * or output in a cache. Decoding includes its checksum; zstd and memcpy check nothing. The cache is
- * $CISTERN_DATA/kv, or the excerpt in tests/data.
+ * $CISTERN_DATA/kv, or the excerpt in tests/data; its keys are rotated, as engines keep them.
  */
 #include "bench/benches.h"
 
 #include "base/mem.h"
 #include "bench/bench.h"
 #include "codec/codec.h"
+#include "codec/dtype.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -56,8 +59,13 @@ static uint8_t *load_tensor(size_t *size, const char *folder, const char *name) 
 struct cache {
     struct cst_descriptor desc;
     uint8_t *blocks;
-    size_t n;
+    size_t n, per_text;
+    uint32_t first_position; /* of each text */
 };
+
+static uint32_t position_of(const struct cache *c, size_t block) {
+    return c->first_position + (uint32_t)(block % c->n % c->per_text) * TOKENS;
+}
 
 static int cache_layout(struct cache *c, uint32_t layers) {
     c->desc = (struct cst_descriptor){
@@ -72,8 +80,13 @@ static int cache_layout(struct cache *c, uint32_t layers) {
     if (!c->desc.layers || !c->desc.segments)
         return -ENOMEM;
     for (uint32_t i = 0; i < 2 * layers; i++) {
-        c->desc.layers[i / 2] =
-            (struct cst_layer){ .kv_heads = HEADS, .head_dim_k = DIMS, .head_dim_v = DIMS };
+        c->desc.layers[i / 2] = (struct cst_layer){ .kv_heads = HEADS,
+                                                    .head_dim_k = DIMS,
+                                                    .head_dim_v = DIMS,
+                                                    .rope = CST_ROPE_NORM,
+                                                    .k_rotated = 1,
+                                                    .rope_dims = DIMS,
+                                                    .rope_theta = 1e5f };
         c->desc.segments[i] = (struct cst_segment){
             .layer = i / 2,
             .tensor = i % 2 ? CST_TENSOR_V : CST_TENSOR_K,
@@ -99,6 +112,7 @@ static int cache_append(struct cache *c, const char *folder, const char *text) {
         tensor[i] = load_tensor(&size[i], folder, name);
     }
     blocks = size[0] / (PART * c->desc.n_layers);
+    c->per_text = blocks;
     grown = cst_realloc(c->blocks, (c->n + blocks) * block_bytes);
     if (grown)
         c->blocks = grown;
@@ -119,6 +133,7 @@ static int cache_load(struct cache *c) {
     char folder[PATH_MAX];
     int r = cache_layout(c, data ? 30 : 4);
 
+    c->first_position = data ? 0 : 128;
     if (data)
         (void)snprintf(folder, sizeof(folder), "%s/kv", data);
     else
@@ -142,6 +157,7 @@ struct set {
     size_t n, next, room, bytes; /* blocks; next one; bytes of a place; of all encoded blocks */
     uint8_t *encoded, *out;
     size_t *length;
+    uint32_t preset;
     void *work;
     size_t work_len;
     ZSTD_DCtx *zstd;
@@ -172,20 +188,25 @@ static const uint8_t *block_of(const struct set *s, size_t i) {
     return s->cache->blocks + i % s->cache->n * s->cache->desc.block_bytes;
 }
 
-static int fill_frames(struct set *s, uint32_t preset, float *error, double *seconds) {
-    double start = cst_seconds();
+static int encode_frame(struct set *s, size_t i, struct cst_frame_info *info) {
+    struct cst_encode_params p = { s->preset, TOKENS, position_of(s->cache, i), 1 };
 
+    return cst_frame_encode(s->encoded + i * s->room, s->room, block_of(s, i), &s->cache->desc, &p,
+                            s->work, s->work_len, &s->length[i], info)
+               ? -EINVAL
+               : 0;
+}
+
+static int fill_frames(struct set *s, float *error) {
     for (size_t i = 0; i < s->n; i++) {
-        struct cst_encode_params p = { preset, TOKENS, CST_SINK_TOKENS, 0.05f };
         struct cst_frame_info info;
+        int r = encode_frame(s, i, &info);
 
-        if (cst_frame_encode(s->encoded + i * s->room, s->room, block_of(s, i), &s->cache->desc, &p,
-                             s->work, s->work_len, &s->length[i], &info))
-            return -EINVAL;
+        if (r)
+            return r;
         s->bytes += s->length[i];
         *error = CST_MAX(*error, info.error);
     }
-    *seconds = (cst_seconds() - start) / (double)s->n;
     return 0;
 }
 
@@ -204,6 +225,16 @@ static int fill_zstd(struct set *s) {
 static void fill_copies(struct set *s) {
     for (size_t i = 0; i < s->n; i++)
         memcpy(s->encoded + i * s->room, block_of(s, i), s->cache->desc.block_bytes);
+}
+
+static int run_encode(void *arg, unsigned ops) {
+    struct set *s = arg;
+    struct cst_frame_info info;
+    int r = 0;
+
+    for (; ops-- && !r; s->next = (s->next + 1) % s->n)
+        r = encode_frame(s, s->next, &info);
+    return r;
 }
 
 static int run_decode(void *arg, unsigned ops) {
@@ -240,55 +271,116 @@ static int run_memcpy(void *arg, unsigned ops) {
     return 0;
 }
 
-static int compare(struct set *ours, const char *preset, const char *figure, struct cst_side probe,
+static int compare(cst_side_fn run, struct set *ours, const char *figure, struct cst_side probe,
                    struct cst_figure target) {
     double bytes = (double)ours->cache->desc.block_bytes;
     struct cst_compared m;
     char name[64];
-    int r = cst_compare(&m, (struct cst_side){ run_decode, ours }, probe);
+    int r = cst_compare(&m, (struct cst_side){ run, ours }, probe);
 
     if (r)
         return r;
-    (void)snprintf(name, sizeof(name), "codec.%s.%s", preset, figure);
+    (void)snprintf(name, sizeof(name), "codec.%s.%s", cst_preset_name(ours->preset), figure);
     target.name = name;
     target.value = m.b / m.a;
     target.unit = "ratio";
     cst_report(&target,
-               "\"decode_gb_s\": %.2f, \"probe_gb_s\": %.2f, \"working_set_mib\": %zu, "
+               "\"gb_s\": %.2f, \"probe_gb_s\": %.2f, \"working_set_mib\": %zu, "
                "\"pairs\": [%.3f, %.3f]",
                bytes / m.a / 1e9, bytes / m.b / 1e9,
                ours->n * (size_t)ours->cache->desc.block_bytes >> 20, 1 / m.high, 1 / m.low);
     return 0;
 }
 
+static void report_ratio(const struct set *ours, const struct set *zstd, float error) {
+    double bytes = (double)ours->cache->desc.block_bytes;
+    struct cst_figure ratio = { .unit = "ratio", .sense = CST_NO_TARGET };
+    char name[64];
+
+    (void)snprintf(name, sizeof(name), "codec.%s.ratio", cst_preset_name(ours->preset));
+    ratio.name = name;
+    ratio.value = bytes * (double)ours->n / (double)ours->bytes;
+    if (ours->preset == CST_PRESET_LOSSLESS)
+        ratio.sense = CST_AT_LEAST, ratio.target = 1.4;
+    cst_report(&ratio, "\"error\": %.4f, \"zstd1_ratio\": %.3f", (double)error,
+               bytes * (double)zstd->n / (double)zstd->bytes);
+}
+
+/* Squared errors and energies of segment i, added up over all different blocks. */
+static double segment_nmse(const struct set *s, uint32_t i) {
+    const struct cst_descriptor *desc = &s->cache->desc;
+    double errors = 0, energy = 0;
+
+    for (size_t b = 0; b < s->cache->n; b++) {
+        const uint8_t *x = block_of(s, b) + desc->segments[i].offset;
+        const uint8_t *y = s->out + b * desc->block_bytes + desc->segments[i].offset;
+
+        for (size_t at = 0; at < PART; at += 2) {
+            double v = (double)cst_dtype_load(CST_DTYPE_BF16, x + at);
+            double e = v - (double)cst_dtype_load(CST_DTYPE_BF16, y + at);
+
+            errors += e * e;
+            energy += v * v;
+        }
+    }
+    return errors / energy;
+}
+
+static int report_errors(struct set *ours) {
+    const struct cst_descriptor *desc = &ours->cache->desc;
+    int r;
+
+    ours->next = 0;
+    r = run_decode(ours, (unsigned)ours->cache->n);
+    for (uint32_t tensor = 0; tensor < 2 && !r; tensor++) {
+        struct cst_figure figure = { .unit = "ratio", .sense = CST_NO_TARGET };
+        double least = 1e300, most = 0;
+        char name[64];
+
+        for (uint32_t i = tensor; i < desc->n_segments; i += 2) {
+            double nmse = segment_nmse(ours, i);
+
+            figure.value += nmse / desc->n_layers;
+            least = CST_MIN(least, nmse);
+            most = CST_MAX(most, nmse);
+        }
+        (void)snprintf(name, sizeof(name), "codec.%s.nmse_%s", cst_preset_name(ours->preset),
+                       tensor ? "v" : "k");
+        figure.name = name;
+        cst_report(&figure, "\"least\": %.3g, \"most\": %.3g", least, most);
+    }
+    return r;
+}
+
+static struct cst_figure decode_target(uint32_t preset) {
+    if (preset == CST_PRESET_INT8 || preset == CST_PRESET_INT4 || preset == CST_PRESET_TURBOQUANT)
+        return (struct cst_figure){ .sense = CST_AT_LEAST, .target = 0.3 };
+    return (struct cst_figure){ .sense = CST_NO_TARGET };
+}
+
 static int bench_preset(const struct cache *cache, uint32_t preset, struct set *copies,
                         struct set *zstd) {
-    const char *name = cst_preset_name(preset);
-    struct cst_figure ratio = { .unit = "ratio", .sense = CST_NO_TARGET };
-    struct cst_figure any = { .sense = CST_NO_TARGET };
-    struct cst_figure at_least_1 = { .sense = CST_AT_LEAST, .target = 1.0 };
-    double bytes = (double)cache->desc.block_bytes, seconds = 0;
+    const struct cst_figure any = { .sense = CST_NO_TARGET };
+    const struct cst_figure at_least_1 = { .sense = CST_AT_LEAST, .target = 1.0 };
+    const struct cst_side copy = { run_memcpy, copies };
     float error = 0;
-    char figure[64];
     struct set ours;
     int r = set_init(&ours, cache, copies->out, copies->n, cst_frame_bound(&cache->desc));
 
+    ours.preset = preset;
     if (!r)
-        r = fill_frames(&ours, preset, &error, &seconds);
+        r = fill_frames(&ours, &error);
     if (!r) {
-        (void)snprintf(figure, sizeof(figure), "codec.%s.ratio", name);
-        ratio.name = figure;
-        ratio.value = bytes * (double)ours.n / (double)ours.bytes;
-        if (preset == CST_PRESET_LOSSLESS)
-            ratio.sense = CST_AT_LEAST, ratio.target = 1.4;
-        cst_report(&ratio, "\"encode_gb_s\": %.2f, \"error\": %.4f, \"zstd1_ratio\": %.3f",
-                   bytes / seconds / 1e9, (double)error,
-                   bytes * (double)zstd->n / (double)zstd->bytes);
-        r = compare(&ours, name, "decode_over_memcpy", (struct cst_side){ run_memcpy, copies },
-                    any);
+        report_ratio(&ours, zstd, error);
+        if (preset >= CST_PRESET_INT8)
+            r = report_errors(&ours);
     }
+    if (!r)
+        r = compare(run_encode, &ours, "encode_over_memcpy", copy, any);
+    if (!r)
+        r = compare(run_decode, &ours, "decode_over_memcpy", copy, decode_target(preset));
     if (!r && preset == CST_PRESET_LOSSLESS)
-        r = compare(&ours, name, "decode_over_zstd1", (struct cst_side){ run_zstd, zstd },
+        r = compare(run_decode, &ours, "decode_over_zstd1", (struct cst_side){ run_zstd, zstd },
                     at_least_1);
     set_deinit(&ours);
     return r;
