@@ -266,7 +266,8 @@ typedef struct cistern_acquire_options {
     uint32_t layer_count; /* 0: all layers */
     uint32_t timeout_ms;  /* wait for decodes; 0: the client's timeout */
     uint32_t n_release;
-    cistern_lease *const *release; /* given back in the same packet; then invalid */
+    cistern_lease *const *release; /* given back in the same packet; invalid afterwards, whatever
+                                      the call answers, wrong arguments aside */
 } cistern_acquire_options;
 
 /* The right to read blocks until released. Waits until every key is ready or failed: statuses[i] is
