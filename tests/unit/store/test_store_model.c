@@ -48,6 +48,7 @@ struct mfetch {
     int space, node;
     unsigned generation;
     bool used, waiting;
+    bool known; /* its failure is in the model, it only has to be told */
 };
 
 struct model {
@@ -182,7 +183,20 @@ static bool is_finished(const struct mput *p) {
     return p->state == COMMITTED && p->put.state == 4;
 }
 
+static bool is_current(const struct mfetch *f) {
+    return m.states[f->space][f->node].generation == f->generation;
+}
+
+static void learn_fetch(struct mfetch *f) {
+    if (!f->known && is_current(f))
+        m.states[f->space][f->node].waits--;
+    f->known = true;
+}
+
 static void learn_all(void) {
+    for (int i = 0; i < FETCHES; i++)
+        if (m.fetches[i].used && m.fetches[i].waiting && m.fetches[i].fetch.state == 4)
+            learn_fetch(&m.fetches[i]);
     for (int i = 0; i < PUTS; i++)
         if (is_finished(&m.puts[i]) && !m.puts[i].known)
             learn(&m.puts[i]);
@@ -288,17 +302,13 @@ static void check_bytes(const struct mfetch *f) {
     m.hits++;
 }
 
-static bool is_current(const struct mfetch *f) {
-    return m.states[f->space][f->node].generation == f->generation;
-}
-
 static void on_ready(struct cst_fetch *fetch, int status) {
     struct mfetch *f = cst_container_of(fetch, struct mfetch, fetch);
     struct state *st = &m.states[f->space][f->node];
 
     assert_true(f->used && f->waiting);
+    learn_fetch(f);
     f->waiting = false;
-    st->waits -= is_current(f);
     if (status == 0) {
         st->leases += is_current(f);
         if (is_current(f))
@@ -447,8 +457,10 @@ static void release(struct mfetch *f) {
     if (!f->used)
         return;
     f->used = false;
-    if (is_current(f)) /* before: it may be evicted in this call */
-        *(f->waiting ? &st->waits : &st->leases) -= 1;
+    if (f->waiting) /* before: it may be evicted in this call */
+        learn_fetch(f);
+    else
+        st->leases -= is_current(f);
     f->waiting = false;
     cst_fetch_release(&f->fetch);
 }
