@@ -149,6 +149,8 @@ int cst_config_set(struct cst_config *config, const char *key, const char *value
 
 /* ---- files ---- */
 
+enum { SECTION_MAX = 48 }; /* inih keeps 49 characters and does not tell whether there were more */
+
 struct parse {
     struct cst_config *config;
     const char *at;
@@ -181,7 +183,11 @@ static int take_pair(void *arg, const char *section, const char *key, const char
     static const char prefix[] = "namespace ";
     struct parse *p = arg;
 
-    if (!strcmp(section, "daemon")) {
+    if (strlen(section) > SECTION_MAX) { /* inih cuts names: two could become one namespace */
+        p->r = CST_CONFIG_E_INVALID;
+        (void)snprintf(p->text, sizeof(p->text), "the name in [] is longer than %d characters",
+                       SECTION_MAX);
+    } else if (!strcmp(section, "daemon")) {
         p->r = cst_config_set(p->config, key, value, p->text, sizeof(p->text));
     } else if (!strncmp(section, prefix, sizeof(prefix) - 1)) {
         p->r = cst_config_rule(p->config, section + sizeof(prefix) - 1, key, value, p->text,

@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "daemon/call.h"
+#include "daemon/share.h"
 
 #include <errno.h>
 #include <string.h>
@@ -99,7 +100,7 @@ static void fill_record(struct cst_lease_record *record, const struct cst_lease 
         return;
     record->tier = (uint8_t)loc->tier;
     record->preset = loc->preset;
-    cst_store32(&record->slab, loc->slab->id);
+    cst_store32(&record->slab, cst_share_number(lease->session->server, loc->slab->id));
     cst_store64(&record->offset, loc->offset);
     cst_store64(&record->length, loc->length);
     cst_store32(&record->tokens, loc->tokens);

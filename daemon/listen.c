@@ -93,20 +93,28 @@ static int remove_stale(const char *path, const struct sockaddr_un *addr, char *
     return 0;
 }
 
+static bool find_group(const char *group, gid_t *out) {
+    const struct group *found = NULL;
+    unsigned long long number = 0;
+    char *end = NULL;
+
+    errno = 0;
+    if (group[0] >= '0' && group[0] <= '9')
+        number = strtoull(group, &end, 10);
+    if (!end || *end) {
+        found = getgrnam(group);
+        *out = found ? found->gr_gid : 0;
+        return found;
+    }
+    *out = (gid_t)number;
+    return !errno && number < (gid_t)-1; /* which chown() takes for "as it is" */
+}
+
 static int set_rights(const char *path, unsigned mode, const char *group, char *text, size_t cap) {
-    const struct group *found;
-    char *end;
     gid_t gid = (gid_t)-1;
 
-    if (group && *group) {
-        gid = (gid_t)strtoul(group, &end, 10);
-        if (*end) {
-            found = getgrnam(group);
-            if (!found)
-                return refuse(text, cap, "there is no group %s", group);
-            gid = found->gr_gid;
-        }
-    }
+    if (group && *group && !find_group(group, &gid))
+        return refuse(text, cap, "there is no group %s", group);
     if (lchown(path, (uid_t)-1, gid) || chmod(path, mode))
         return refuse(text, cap, "can't set the rights of %s: %s", path, words(errno));
     return 0;

@@ -16,6 +16,7 @@
 #include "daemon/server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,6 +170,22 @@ static void on_signal(struct cst_io *io, uint32_t events) {
         stop(d, info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
 }
 
+/* A closed standard descriptor would become a socket or a slab, and the log would be written into
+ * it; so all three exist. And a log that nobody reads any more is no reason to end. */
+static int guard_output(void) {
+    const struct sigaction ignore = { .sa_handler = SIG_IGN };
+    int fd;
+
+    (void)sigaction(SIGPIPE, &ignore, NULL);
+    do {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC); /* the lowest one that is free */
+        if (fd < 0)
+            return -errno;
+    } while (fd <= STDERR_FILENO);
+    cst_close(fd);
+    return 0;
+}
+
 /* Before any thread starts, so that all of them have these signals blocked. */
 static int block_signals(void) {
     sigset_t set;
@@ -298,8 +315,11 @@ static int short_answer(int argc, char **argv) {
 int main(int argc, char **argv) {
     static struct daemon d;
     char text[512];
-    int r = short_answer(argc, argv), signals;
+    int r = guard_output(), signals;
 
+    if (r)
+        return 1; /* nowhere to say it */
+    r = short_answer(argc, argv);
     if (r >= 0)
         return r;
     d = (struct daemon){ .options = { .argc = argc, .argv = argv },

@@ -106,8 +106,11 @@ int cst_peer_init(struct cst_peer *peer, int sock) {
 
     if (r)
         return r;
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len))
-        return errno == ENOPROTOOPT || errno == EINVAL ? cst_peer_init_by_pid(peer, sock) : -ESRCH;
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len)) {
+        if (errno == ENOPROTOOPT || errno == EINVAL)
+            return cst_peer_init_by_pid(peer, sock);
+        return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? cst_err(-errno) : -ESRCH;
+    }
     (void)fcntl(pidfd, F_SETFD, FD_CLOEXEC);
     peer->pidfd = pidfd;
     return 0;

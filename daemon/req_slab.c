@@ -16,11 +16,12 @@ static bool slab_ids(struct cst_call *call, const ProtobufCBinaryData *ids, size
     return false;
 }
 
-/* A slab that exists but belongs to others gets the answer of one that does not exist. */
+/* A slab that exists but belongs to others gets the answer of one that does not exist, and so does
+ * a retired one: nothing can be leased in it, and its holders were already asked to drop it. */
 static int hold_slab(struct cst_call *call, struct cst_slab *slab) {
     int r;
 
-    if (!slab || !cst_handle_reads(call->session, slab->space))
+    if (!slab || slab->retired || !cst_handle_reads(call->session, slab->space))
         return CST_STATUS_NOT_FOUND;
     r = cst_share_hold(call->session, slab);
     return r == CST_QUOTA_E_FULL ? CST_STATUS_QUOTA : cst_status_of(r);
@@ -37,7 +38,8 @@ void cst_req_slab_get(struct cst_call *call, const ProtobufCMessage *message) {
         return;
     for (size_t i = 0; i < n; i++) {
         uint32_t id = cst_load32(get->slabs.data + i * sizeof(uint32_t));
-        struct cst_slab *slab = cst_store_slab(call->server->store, id);
+        struct cst_slab *slab =
+            cst_store_slab(call->server->store, cst_share_slab_id(call->server, id));
         int status = hold_slab(call, slab);
 
         records[i] = (struct cst_slab_record){ 0 };
@@ -59,8 +61,11 @@ void cst_req_slab_dropped(struct cst_call *call, const ProtobufCMessage *message
 
     if (!slab_ids(call, &dropped->slabs, CST_PACKET_MAX / sizeof(uint32_t), &n))
         return;
-    for (size_t i = 0; i < n; i++)
-        cst_share_drop(call->session, cst_load32(dropped->slabs.data + i * sizeof(uint32_t)));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id = cst_load32(dropped->slabs.data + i * sizeof(uint32_t));
+
+        cst_share_drop(call->session, cst_share_slab_id(call->server, id));
+    }
     cst_reply(call, &reply.base);
 }
 

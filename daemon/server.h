@@ -90,7 +90,6 @@ struct cst_server {
     uint64_t tick_ns;       /* the current interval */
     uint64_t tick_requests; /* requests at the last tick */
     uint64_t epoch, seed, started_ns;
-    uint64_t next_slot;
     uint64_t requests, errors, dropped_clients;
     unsigned open_commits;
     bool draining;

@@ -47,6 +47,7 @@ struct cst_session {
     struct cst_hashmap leases; /* lease.c */
     struct cst_list ready;     /* leases whose Ready is to be pushed */
     struct cst_hashmap slots;  /* slot.c */
+    uint64_t last_slot;        /* ids count here: they tell nothing of other clients */
     struct cst_list holds;     /* share.c */
     struct cst_list subscriptions;
     struct cst_staging staging;

@@ -32,6 +32,42 @@ struct hold {
     uint64_t owed_ns; /* when SlabRetire was pushed */
 };
 
+/* ---- numbers ---- */
+
+enum { ROUNDS = 4 };
+
+static uint32_t round_of(const struct cst_server *server, unsigned round, uint32_t half) {
+    return cst_hash_u64(server->seed, (uint64_t)(round + 1) << 16 | half) & 0xffff;
+}
+
+/* A Feistel network: any round function gives a permutation. */
+static uint32_t scatter(const struct cst_server *server, uint32_t n) {
+    for (unsigned i = 0; i < ROUNDS; i++)
+        n = n << 16 | ((n >> 16) ^ round_of(server, i, n & 0xffff));
+    return n;
+}
+
+static uint32_t gather(const struct cst_server *server, uint32_t n) {
+    for (unsigned i = ROUNDS; i--;)
+        n = ((n & 0xffff) ^ round_of(server, i, n >> 16)) << 16 | n >> 16;
+    return n;
+}
+
+/* Whatever would get 0 gets what 0 would get. */
+uint32_t cst_share_number(const struct cst_server *server, uint32_t slab_id) {
+    uint32_t number = scatter(server, slab_id);
+
+    return number ? number : scatter(server, 0);
+}
+
+uint32_t cst_share_slab_id(const struct cst_server *server, uint32_t number) {
+    uint32_t id = gather(server, number);
+
+    return id ? id : gather(server, 0);
+}
+
+/* ---- shares and holds ---- */
+
 static bool has_id(const struct cst_hnode *node, const void *key) {
     return cst_container_of((void *)(uintptr_t)node, struct share, node)->slab->id ==
            *(const uint32_t *)key;
@@ -145,7 +181,7 @@ void cst_share_retire(struct cst_server *server, struct cst_slab *slab) {
     if (!share || share->retired)
         return;
     share->retired = true;
-    push.slab = slab->id;
+    push.slab = cst_share_number(server, slab->id);
     cst_list_for_each_safe (it, tmp, &share->holds) {
         struct hold *hold = cst_list_entry(it, struct hold, in_share);
 

@@ -125,7 +125,7 @@ static int new_slot(struct cst_slot **out, struct cst_handle *handle, uint64_t l
     slot->session = s;
     slot->handle = handle;
     slot->length = length;
-    slot->id = ++s->server->next_slot;
+    slot->id = ++s->last_slot;
     slot->put = CST_PUT_NULL(put_done);
     r = cst_charge_take(&slot->charge, &s->payer, CST_RES_SLOTS, 1);
     if (!r)

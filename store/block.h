@@ -63,7 +63,7 @@ struct cst_block {
     struct cst_list hidden;        /* children that are not visible yet */
     struct cst_list pin_link;      /* namespace->pinned */
     uint64_t pinned_until;         /* of a pin of its own; 0: none */
-    uint64_t seq;                  /* creation order, from 1 */
+    uint64_t seq;                  /* creation order in the space, from 1 */
     uint64_t busy_ns;              /* the youngest put's writer has the key for itself until then */
     float surprisal;               /* bits; < 0: unknown */
     uint32_t n_tokens, depth;

@@ -32,7 +32,7 @@ struct cst_store {
     struct cst_hashmap slab_map;
     uint32_t last_slab;
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
-    uint64_t uses, seq;
+    uint64_t uses;
     uint64_t leases, reserved;
     size_t jobs, encodes;
     struct cst_list showing;       /* blocks about to become visible, in one call */
@@ -69,6 +69,7 @@ struct cst_space {
     size_t n_jobs, n_slabs, n_hot_slabs, n_dead; /* n_slabs: retired and unmade ones too */
     struct cst_hashmap map, roots;
     struct cst_treap by_age;
+    uint64_t last_seq; /* of the space alone: cursors tell nothing of other namespaces */
     struct cst_evict evict;
     uint64_t evict_bytes;         /* of evict, as last accounted */
     struct cst_list clean, dirty; /* hot copies with, without a packed one */

@@ -138,7 +138,7 @@ int cst_trie_add(struct cst_block **out, struct cst_space *space, struct cst_blo
         cst_free(b);
         return cst_err(-ENOMEM);
     }
-    b->seq = ++space->store->seq;
+    b->seq = ++space->last_seq;
     b->evict.hash = b->by_key.hash;
     cst_treap_insert(&space->by_age, &b->by_age, cst_hash_u64(space->store->seed[1], b->seq),
                      by_seq, &b->seq);

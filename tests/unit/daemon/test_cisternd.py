@@ -7,6 +7,7 @@ usage: test_cisternd.py CISTERND. Plain unittest, no packages.
 import ctypes
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -56,9 +57,9 @@ class Daemon:
         self.log_path = os.path.join(folder, "log")
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [CISTERND, *args], stderr=log, preexec_fn=die_with_parent,
+                [CISTERND, *args], stderr=log,
                 env={"PATH": os.environ["PATH"], "NOTIFY_SOCKET": self.notify_path, **(env or {})},
-                **kwargs)
+                **{"preexec_fn": die_with_parent, **kwargs})
         if wait:
             self.wait_for("READY=1")
 
@@ -152,6 +153,58 @@ class CisterndTest(unittest.TestCase):
         self.assertEqual(daemon.stop(), 0)
         Path(conf).write_text("[daemon]\nmemory = a lot\n")
         self.assertIn("line 2", self.fails("--config", conf, code=2))
+
+    # ---- output ----
+
+    def test_closed_standard_descriptors_stay_free_of_data(self):
+        def close_all():
+            die_with_parent()
+            for fd in range(3):
+                os.close(fd)
+
+        process = subprocess.Popen([CISTERND, "--socket", self.sock, "--memory", "32MiB"],
+                                   preexec_fn=close_all, close_fds=False)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        ended = os.pidfd_open(process.pid)
+        self.addCleanup(os.close, ended)
+        while not self.is_up():
+            self.assertEqual(select.select([ended], [], [], 0.01)[0], [])
+        for fd in range(3):
+            self.assertEqual(os.readlink(f"/proc/{process.pid}/fd/{fd}"), "/dev/null")
+
+    def is_up(self):
+        try:
+            return ping(self.sock) == (1, 2)
+        except OSError:
+            return False
+
+    def test_log_that_nobody_reads(self):
+        read, write = os.pipe()
+        daemon = self.start("--socket", self.sock, "--memory", "32MiB", "--log-level", "debug",
+                            pass_fds=[write], preexec_fn=lambda: (die_with_parent(),
+                                                                  os.dup2(write, 2)))
+        os.close(write)
+        os.close(read)
+        self.assertEqual(ping(self.sock), (1, 2))  # each connection is a line of the log
+        self.assertEqual(ping(self.sock), (1, 2))
+        self.assertEqual(daemon.stop(), 0)
+
+    def test_no_descriptors_left(self):
+        daemon = self.start("--socket", self.sock, "--memory", "32MiB",
+                            preexec_fn=lambda: (die_with_parent(), resource.setrlimit(
+                                resource.RLIMIT_NOFILE, (20, 20))))
+        clients = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
+        for client in clients:
+            client.connect(self.sock)
+        while "Too many open files" not in daemon.log():
+            self.assertIsNone(daemon.process.poll())
+            time.sleep(0.01)
+        for client in clients:
+            client.close()
+        while not self.is_up():
+            self.assertIsNone(daemon.process.poll())
+        self.assertEqual(daemon.stop(), 0)
 
     # ---- sockets ----
 

@@ -126,6 +126,8 @@ struct file_row {
     const char *complaint; /* part of the sentence; NULL: fine */
 };
 
+#define NAME_38 "an-inference-team-with-a-rather-long-n"
+
 static const struct file_row file_rows[] = {
     { "empty", "", NULL },
     { "comments", "# one\n; two\n\n[daemon]\n  # three\n", NULL },
@@ -143,6 +145,10 @@ static const struct file_row file_rows[] = {
     { "a name of ours", "[namespace uid-7]\nuid = 7\n", "can't name a namespace" },
     { "the public name", "[namespace public]\nuid = 7\n", "can't name a namespace" },
     { "a name with a slash", "[namespace a/b]\nuid = 7\n", "can't name a namespace" },
+    { "a name of 38 characters", "[namespace " NAME_38 "]\nuid = 7\n", NULL },
+    { "a name that would be cut", "[namespace " NAME_38 "x]\nuid = 7\n", "longer than 48" },
+    { "a long name that would be cut", "[namespace " NAME_38 NAME_38 "]\nuid = 7\n",
+      "longer than 48" },
     { "unknown rule", "[namespace a]\nuser = 7\n", "uid, gid and cgroup" },
     { "a uid by name", "[namespace a]\nuid = root\n", "\"root\" is no uid" },
     { "a relative cgroup", "[namespace a]\ncgroup = a.slice\n", "\"a.slice\" is no cgroup" },

@@ -68,6 +68,21 @@ static void listens_with_the_rights_asked_for(void **state) {
     assert_int_equal(count_files(), 0);
 }
 
+static void a_group_is_a_name_or_a_number_that_exists(void **state) {
+    static const char *const none[] = {
+        "-1", "4294967295", "4294967296", "no-such-group", "99999999999999999999999999", "0x0", "-0"
+    };
+    struct cst_listen l = CST_LISTEN_NULL;
+
+    for (size_t i = 0; i < CST_COUNT(none); i++) {
+        assert_int_equal(cst_listen_open(&l, path, 0660, none[i], text, sizeof(text)),
+                         CST_LISTEN_E_REFUSED);
+        assert_non_null(strstr(text, none[i]));
+    }
+    assert_int_equal(cst_listen_open(&l, path, 0660, "root", text, sizeof(text)), 0);
+    cst_listen_close(&l);
+}
+
 static void a_second_daemon_is_refused(void **state) {
     struct cst_listen first = CST_LISTEN_NULL, second = CST_LISTEN_NULL;
 
@@ -184,6 +199,7 @@ int main(void) {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(listens_with_the_rights_asked_for),
+        T(a_group_is_a_name_or_a_number_that_exists),
         T(a_second_daemon_is_refused),
         T(a_stale_socket_is_replaced),
         T(a_foreign_listener_is_left_alone),

@@ -253,6 +253,98 @@ static void users_do_not_see_each_other(void **state) {
     cst_raw_close(&raw);
 }
 
+/* ---- numbers that clients see ---- */
+
+/* Another user stores a few blocks, in a new slab. */
+static int write_some(void) {
+    struct cst_raw raw;
+    struct cst_raw_staging staging;
+    uint8_t root[32];
+    uint16_t statuses[3];
+    uint32_t space;
+
+    cst_raw_connect(&raw, &box);
+    space = cst_raw_open(&raw, 1, CST_KIND_TOKENS, root);
+    if (cst_raw_staging(&raw, &staging) ||
+        cst_raw_put(&raw, space, &staging, root, 1000, 3, statuses))
+        return 1;
+    cst_raw_close(&raw);
+    return 0;
+}
+
+/* Reserves a block and leaves it open; the slot's id. */
+static uint64_t reserve_one(struct cst_raw *raw, uint32_t space, const uint8_t root[32],
+                            uint32_t first) {
+    Cistern__V1__Reserve reserve = CISTERN__V1__RESERVE__INIT;
+    const struct cst_slot_record *slot;
+    uint8_t key[32];
+    uint32_t tokens[BOX_TOKENS];
+
+    cst_box_chain(root, first, 1, key, tokens);
+    reserve.space = space;
+    reserve.parent = bytes(root, 32);
+    reserve.keys = bytes(key, 32);
+    reserve.tokens = bytes(tokens, sizeof(tokens));
+    assert_int_equal(cst_raw_call(raw, CST_MSG_RESERVE, &reserve.base), 0);
+    slot = (const void *)((const Cistern__V1__ReserveReply *)raw->reply)->slots.data;
+    assert_int_equal(cst_load16(&slot->status), 0);
+    return cst_load64(&slot->slot);
+}
+
+/* The cursor behind the first block after `cursor`. */
+static uint64_t cursor_after(struct cst_raw *raw, uint32_t space, uint64_t cursor) {
+    Cistern__V1__Blocks blocks = CISTERN__V1__BLOCKS__INIT;
+
+    blocks.space = space;
+    blocks.cursor = cursor;
+    blocks.max = 1;
+    assert_int_equal(cst_raw_call(raw, CST_MSG_BLOCKS, &blocks.base), 0);
+    return ((const Cistern__V1__BlocksReply *)raw->reply)->next;
+}
+
+/* What a user is told is the same whether others store something in between or not. */
+static void numbers_do_not_count_what_others_do(void **state) {
+    struct cst_raw raw;
+    struct cst_raw_staging staging;
+    uint8_t root[32];
+    uint16_t statuses[3];
+    uint64_t slots[3], cursors[5];
+    uint32_t space;
+
+    cst_raw_connect(&raw, &box);
+    space = cst_raw_open(&raw, 9, CST_KIND_TOKENS, root);
+    assert_int_equal(cst_raw_staging(&raw, &staging), 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(cst_raw_put(&raw, space, &staging, root, 100 * i, 1, statuses), 0);
+        slots[i] = reserve_one(&raw, space, root, 5000 + 100 * i);
+        if (i == 1)
+            assert_int_equal(as_uid(OTHER_UID, write_some), 0);
+    }
+    assert_int_equal(slots[2] - slots[1], slots[1] - slots[0]);
+    for (size_t i = 0; i < CST_COUNT(cursors); i++) /* two blocks were made a round */
+        cursors[i] = cursor_after(&raw, space, i ? cursors[i - 1] : 0);
+    for (size_t i = 2; i < CST_COUNT(cursors); i++)
+        assert_int_equal(cursors[i] - cursors[i - 1], cursors[1] - cursors[0]);
+    cst_raw_staging_unmap(&staging);
+    cst_raw_close(&raw);
+}
+
+static void slab_numbers_are_scattered(void **state) {
+    uint32_t near = 0;
+
+    for (uint32_t id = 1; id < 5000; id++) {
+        uint32_t number = cst_share_number(box.server, id);
+        uint32_t step = cst_share_number(box.server, id + 1) - number;
+
+        assert_int_not_equal(number, 0);
+        assert_int_equal(cst_share_slab_id(box.server, number), id);
+        near += step + 5000 < 10000;
+    }
+    assert_in_range(near, 0, 10); /* of numbers drawn at random 0.01 are expected */
+    for (uint32_t id = UINT32_MAX; id > UINT32_MAX - 5000; id--)
+        assert_int_equal(cst_share_slab_id(box.server, cst_share_number(box.server, id)), id);
+}
+
 static int is_refused(void) {
     struct cst_raw raw;
 
@@ -413,7 +505,9 @@ static void hold_slab(struct holder *h, uint32_t first) {
 }
 
 static void retire_all(struct cst_server *server, void *arg) {
-    cst_share_retire(server, cst_store_slab(server->store, *(uint32_t *)arg));
+    uint32_t id = cst_share_slab_id(server, *(uint32_t *)arg);
+
+    cst_share_retire(server, cst_store_slab(server->store, id));
 }
 
 static uint64_t held_bytes(void) {
@@ -508,7 +602,9 @@ static void debtors_within_quota_stay(void **state) {
 
 /* The store itself retires the slabs of what is erased; the descriptor stays readable. */
 static void erased_slabs_are_asked_for(void **state) {
+    Cistern__V1__SlabGet get = CISTERN__V1__SLAB_GET__INIT;
     Cistern__V1__Purge purge = CISTERN__V1__PURGE__INIT;
+    const struct cst_slab_record *record;
     struct holder reader;
     uint8_t before;
 
@@ -520,6 +616,11 @@ static void erased_slabs_are_asked_for(void **state) {
         (void)cst_raw_wait_push(&reader.raw);
     assert_int_equal(reader.raw.pushes[0], CST_MSG_SLAB_RETIRE);
     assert_int_equal(held_bytes(), 1 << 20);
+    get.slabs = bytes(&reader.slab, 4); /* nobody would be asked to drop it again */
+    assert_int_equal(cst_raw_call(&reader.raw, CST_MSG_SLAB_GET, &get.base), 0);
+    assert_int_equal(reader.raw.n_fds, 0);
+    record = (const void *)((const Cistern__V1__SlabGetReply *)reader.raw.reply)->slabs.data;
+    assert_int_equal(cst_load32(&record->status), CST_STATUS_NOT_FOUND);
     before = reader.map[0];
     assert_int_equal(reader.map[4095], before); /* readable still; the block was uniform */
     drop_slab(&reader);
@@ -590,6 +691,8 @@ int main(void) {
         cmocka_unit_test(overflow_rule_without_config),
         cmocka_unit_test(peers_are_known_by_the_kernel),
         cmocka_unit_test(peers_are_known_by_pid_and_start_time),
+        T(numbers_do_not_count_what_others_do),
+        T(slab_numbers_are_scattered),
         cmocka_unit_test(debtors_over_quota_are_ended),
         cmocka_unit_test(debtors_within_quota_stay),
         T(erased_slabs_are_asked_for),
