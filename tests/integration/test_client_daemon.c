@@ -388,6 +388,77 @@ static void test_killed_daemon(void **state) {
     cistern_client_close(c);
 }
 
+struct survivor {
+    cistern_client *client;
+    cistern_space *space;
+    pthread_t thread;
+    _Atomic bool *stop;
+    _Atomic unsigned served;
+    unsigned wrong;
+};
+
+/* Puts and gets without a pause. Any call may find the daemon gone; no byte may be wrong. */
+static void *survive(void *arg) {
+    struct survivor *s = arg;
+
+    for (uint32_t i = 0; !*s->stop; i++) {
+        struct prompt *p = prompt_new(s->space, 100 + i % 4);
+
+        (void)put(s->space, p);
+        memset(p->blocks, 0, sizeof(p->blocks));
+        if (!cistern_get_into(s->space, p->keys, N, p->targets, p->sizes, p->statuses)) {
+            for (size_t k = 0; k < N; k++) {
+                s->served += !p->statuses[k];
+                s->wrong += !p->statuses[k] && !is_block(p->blocks[k], p->keys + 32 * k);
+            }
+        }
+        free(p);
+    }
+    return NULL;
+}
+
+static unsigned served(const struct survivor *all, size_t n) {
+    unsigned sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += all[i].served;
+    return sum;
+}
+
+static void test_killed_under_load(void **state) {
+    enum { THREADS = 4, KILLS = 8 };
+    _Atomic bool enough = false;
+    cistern_client *c = connect_client(CISTERN_CLIENT_ASYNC);
+    cistern_space *space = open_space(c, "under load");
+    struct survivor all[THREADS];
+
+    for (uint32_t i = 0; i < THREADS; i++) {
+        memset(&all[i], 0, sizeof(all[i]));
+        all[i].client = c;
+        all[i].space = space;
+        all[i].stop = &enough;
+        assert_int_equal(pthread_create(&all[i].thread, NULL, survive, &all[i]), 0);
+    }
+    for (int i = 0; i < KILLS; i++) {
+        unsigned before = served(all, THREADS);
+
+        while (served(all, THREADS) == before) /* they carry on; then anywhere in their calls */
+            (void)usleep(1000);
+        cst_spawn_kill(&daemon_);
+        assert_int_equal(cst_spawn_start(&daemon_, cst_spawn_program(), NULL), 0);
+    }
+    enough = true;
+    for (uint32_t i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(all[i].thread, NULL), 0);
+        assert_int_equal(all[i].wrong, 0);
+    }
+    while (cistern_client_ping(c))
+        (void)usleep(1000);
+    assert_int_equal(counter(c, "leases"), 0);
+    assert_int_equal(counter(c, "reserved"), 0);
+    cistern_client_close(c);
+}
+
 static int start(void **state) {
     static const char *const small[] = { "--memory", "96MiB", "--slab", "2MiB", NULL };
 
@@ -411,6 +482,7 @@ int main(void) {
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_threads_beside_the_library_thread),
         cmocka_unit_test(test_killed_daemon),
+        cmocka_unit_test(test_killed_under_load),
     };
     int failed;
 
