@@ -107,12 +107,6 @@ static void affine_group(float *x, const uint8_t *codes, float scale, float zero
         x[i] = (float)codes[i] * scale + zero;
 }
 
-static void levels(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
-                   size_t n) {
-    for (size_t i = 0; i < n; i++)
-        x[i] = level[codes[i]] * scale;
-}
-
 static void hadamard(float *x, size_t n) {
     for (size_t apart = 1; apart < n; apart *= 2) {
         for (size_t i = 0; i < n; i += 2 * apart) {
@@ -126,9 +120,13 @@ static void hadamard(float *x, size_t n) {
     }
 }
 
-static void increase(float *x, const float *y, size_t n) {
+static void hadamard_levels(float *x, const uint8_t *codes, const float *level, unsigned bits,
+                            float scale, const float *mean, size_t n) {
     for (size_t i = 0; i < n; i++)
-        x[i] += y[i];
+        x[i] = level[codes[i]] * scale;
+    hadamard(x, n);
+    for (size_t i = 0; mean && i < n; i++)
+        x[i] += mean[i];
 }
 
 static void turn(float *a, float *b, float c, float s) {
@@ -197,9 +195,8 @@ static const struct cst_codec_ops portable = {
     .halves = halves,
     .affine = affine,
     .affine_group = affine_group,
-    .levels = levels,
     .hadamard = hadamard,
-    .increase = increase,
+    .hadamard_levels = hadamard_levels,
     .turn_pairs = turn_pairs,
     .turn_halves = turn_halves,
     .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,
@@ -223,8 +220,18 @@ const struct cst_codec_ops *cst_codec_ops_avx2(void) {
     return NULL;
 }
 
-const struct cst_codec_ops *cst_codec_ops(void) {
-    const struct cst_codec_ops *avx2 = cst_codec_ops_avx2();
+const struct cst_codec_ops *cst_codec_ops_avx512(void) {
+#if defined(__x86_64__)
+    if (cst_codec_ops_avx2() && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return &cst_codec_avx512_table;
+#endif
+    return NULL;
+}
 
-    return avx2 ? avx2 : &portable;
+const struct cst_codec_ops *cst_codec_ops(void) {
+    const struct cst_codec_ops *avx2 = cst_codec_ops_avx2(), *avx512 = cst_codec_ops_avx512();
+
+    return avx512 ? avx512 : avx2 ? avx2 : &portable;
 }

@@ -44,19 +44,18 @@ struct cst_codec_ops {
     /* n fp16 values times unit; false when one of them is not finite. */
     bool (*halves)(float *x, const uint8_t *src, float unit, size_t n);
 
-    /* x[i] = codes[i] * scale[i] + zero[i], or with one scale and zero; x[i] = level[codes[i]] *
-     * scale, of 2^bits levels that at least 8 floats can be read from. */
+    /* x[i] = codes[i] * scale[i] + zero[i], or with one scale and zero */
     void (*affine)(float *x, const uint8_t *codes, const float *scale, const float *zero, size_t n);
     void (*affine_group)(float *x, const uint8_t *codes, float scale, float zero, size_t n);
-    void (*levels)(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
-                   size_t n);
 
     /* The Walsh-Hadamard transform of n = 2^k values, unscaled: sums and differences of values 1,
      * then 2, 4, ... apart. */
     void (*hadamard)(float *x, size_t n);
 
-    /* x[i] += y[i] */
-    void (*increase)(float *x, const float *y, size_t n);
+    /* The transform of level[codes[i]] * scale, plus mean[i] where mean is not NULL. There are
+     * 2^bits levels, of which at least 16 floats can be read. */
+    void (*hadamard_levels)(float *x, const uint8_t *codes, const float *level, unsigned bits,
+                            float scale, const float *mean, size_t n);
 
     /* Turns n pairs (a, b) to (a c - b s, b c + a s), s = sine * direction: the pairs are
      * (x[2i], x[2i + 1]) or (x[i], x[n + i]). */
@@ -78,9 +77,10 @@ struct cst_codec_ops {
 const struct cst_codec_ops *cst_codec_ops(void);
 const struct cst_codec_ops *cst_codec_ops_portable(void);
 const struct cst_codec_ops *cst_codec_ops_avx2(void);
+const struct cst_codec_ops *cst_codec_ops_avx512(void);
 
 /* For the tables only. */
 void cst_huff_lanes_portable(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry);
 void cst_huff_prepend_portable(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
                                unsigned length);
-extern const struct cst_codec_ops cst_codec_avx2_table;
+extern const struct cst_codec_ops cst_codec_avx2_table, cst_codec_avx512_table;

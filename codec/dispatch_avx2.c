@@ -3,7 +3,7 @@
  * The inner loops for x86 with AVX2, BMI2 and F16C, compiled with these flags and reached only
  * where the processor has them. The last few elements of each call go one by one.
  */
-#include "codec/dispatch.h"
+#include "codec/dispatch_x86.h"
 
 #include "codec/dtype.h"
 #include "codec/huffman_loop.h"
@@ -17,8 +17,8 @@ static inline __m256i load(const void *p) {
     return _mm256_loadu_si256(p);
 }
 
-static void huff_prepend(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
-                         unsigned length) {
+void cst_avx2_huff_prepend(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                           unsigned length) {
     __m256i head = _mm256_set1_epi64x((long long)cst_huff_prepend(0, symbol, length));
     __m256i top = _mm256_set1_epi64x((long long)UINT64_C(0xffff000000000000));
     size_t i = 0;
@@ -35,11 +35,11 @@ static void huff_prepend(uint64_t *to, const uint64_t *from, size_t n, unsigned 
         to[i] = cst_huff_prepend(from[i], symbol, length);
 }
 
-static void huff_lanes(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry) {
+void cst_avx2_huff_lanes(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry) {
     cst_huff_lanes_loop(lane, entry);
 }
 
-static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
+void cst_avx2_split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
     const __m256i low = _mm256_set1_epi16(255);
     size_t i = 0;
 
@@ -54,10 +54,11 @@ static void split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n) {
         _mm256_storeu_si256((void *)(hi + i), _mm256_permute4x64_epi64(h, 0xd8));
         _mm256_storeu_si256((void *)(lo + i), _mm256_permute4x64_epi64(l, 0xd8));
     }
-    cst_codec_ops_portable()->split(hi + i, lo + i, src + 2 * i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->split(hi + i, lo + i, src + 2 * i, n - i);
 }
 
-static void merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) {
+void cst_avx2_merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) {
     size_t i = 0;
 
     for (; i + 32 <= n; i += 32) {
@@ -70,22 +71,24 @@ static void merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n) 
         _mm256_storeu_si256((void *)(dst + 2 * i), a);
         _mm256_storeu_si256((void *)(dst + 2 * i + 32), b);
     }
-    cst_codec_ops_portable()->merge(dst + 2 * i, hi + i, lo + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->merge(dst + 2 * i, hi + i, lo + i, n - i);
 }
 
-static void from_f32(float *x, const uint8_t *src, size_t n) {
+void cst_avx2_from_f32(float *x, const uint8_t *src, size_t n) {
     memcpy(x, src, n * sizeof(*x));
 }
 
-static void from_f16(float *x, const uint8_t *src, size_t n) {
+void cst_avx2_from_f16(float *x, const uint8_t *src, size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(x + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(src + 2 * i))));
-    cst_codec_ops_portable()->to_f32[CST_DTYPE_F16](x + i, src + 2 * i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->to_f32[CST_DTYPE_F16](x + i, src + 2 * i, n - i);
 }
 
-static void from_bf16(float *x, const uint8_t *src, size_t n) {
+void cst_avx2_from_bf16(float *x, const uint8_t *src, size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8) {
@@ -93,7 +96,8 @@ static void from_bf16(float *x, const uint8_t *src, size_t n) {
 
         _mm256_storeu_si256((void *)(x + i), _mm256_slli_epi32(u, 16));
     }
-    cst_codec_ops_portable()->to_f32[CST_DTYPE_BF16](x + i, src + 2 * i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->to_f32[CST_DTYPE_BF16](x + i, src + 2 * i, n - i);
 }
 
 /* 8 values times scale */
@@ -103,22 +107,24 @@ static inline __m256 scaled(const int8_t *q, __m256 scale) {
     return _mm256_mul_ps(_mm256_cvtepi32_ps(x), scale);
 }
 
-static void dequant_f32(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+void cst_avx2_dequant_f32(uint8_t *dst, const int8_t *q, float scale, size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps((void *)(dst + 4 * i), scaled(q + i, _mm256_set1_ps(scale)));
-    cst_codec_ops_portable()->dequant[CST_DTYPE_F32](dst + 4 * i, q + i, scale, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->dequant[CST_DTYPE_F32](dst + 4 * i, q + i, scale, n - i);
 }
 
-static void dequant_f16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+void cst_avx2_dequant_f16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128(
             (void *)(dst + 2 * i),
             _mm256_cvtps_ph(scaled(q + i, _mm256_set1_ps(scale)), _MM_FROUND_TO_NEAREST_INT));
-    cst_codec_ops_portable()->dequant[CST_DTYPE_F16](dst + 2 * i, q + i, scale, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->dequant[CST_DTYPE_F16](dst + 2 * i, q + i, scale, n - i);
 }
 
 /* fp32 bits of finite values rounded to their upper halves */
@@ -130,7 +136,7 @@ static inline __m256i to_bf16(__m256 x) {
     return _mm256_srli_epi32(u, 16);
 }
 
-static void dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
+void cst_avx2_dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
     size_t i = 0;
 
     for (; i + 16 <= n; i += 16) {
@@ -140,10 +146,11 @@ static void dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n) {
 
         _mm256_storeu_si256((void *)(dst + 2 * i), x);
     }
-    cst_codec_ops_portable()->dequant[CST_DTYPE_BF16](dst + 2 * i, q + i, scale, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->dequant[CST_DTYPE_BF16](dst + 2 * i, q + i, scale, n - i);
 }
 
-static uint32_t largest(const float *x, size_t n) {
+uint32_t cst_avx2_largest(const float *x, size_t n) {
     __m256i most = _mm256_setzero_si256();
     __m128i half;
     size_t i = 0;
@@ -172,7 +179,7 @@ static inline __m256i quantized(const float *x, __m256 scale) {
     return _mm256_add_epi32(_mm256_sub_epi32(whole, up), down);
 }
 
-static void quantize(int8_t *q, const float *x, float scale, size_t n) {
+void cst_avx2_quantize(int8_t *q, const float *x, float scale, size_t n) {
     const __m256 s = _mm256_set1_ps(scale);
     size_t i = 0;
 
@@ -183,11 +190,12 @@ static void quantize(int8_t *q, const float *x, float scale, size_t n) {
         v = _mm256_permute4x64_epi64(_mm256_packs_epi16(v, v), 0xd8);
         _mm_storeu_si128((void *)(q + i), _mm256_castsi256_si128(v));
     }
-    cst_codec_ops_portable()->quantize(q + i, x + i, scale, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->quantize(q + i, x + i, scale, n - i);
 }
 
-/* One code of 8: the packed bits spread to bytes. Eight bytes are read where there are as many. */
-static void unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits) {
+/* The bits of eight codes spread to bytes, as long as eight bytes can be read. */
+void cst_avx2_unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits) {
     uint64_t mask = UINT64_C(0x0101010101010101) * ((1u << bits) - 1);
     size_t i = 0, len = n / 8 * bits;
 
@@ -200,16 +208,18 @@ static void unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits) 
             _mm256_storeu_si256((void *)(codes + i), x);
         }
     }
-    for (; i < n; i += 8, src += bits, len -= bits) {
-        uint64_t u = 0;
+    for (; len >= 8; i += 8, src += bits, len -= bits) {
+        uint64_t u;
 
-        memcpy(&u, src, len >= 8 ? 8 : bits);
+        memcpy(&u, src, 8);
         u = _pdep_u64(u, mask);
         memcpy(codes + i, &u, 8);
     }
+    if (i < n)
+        cst_codec_ops_portable()->unpack(codes + i, src, n - i, bits);
 }
 
-static bool halves(float *x, const uint8_t *src, float unit, size_t n) {
+bool cst_avx2_halves(float *x, const uint8_t *src, float unit, size_t n) {
     const __m128i exponent = _mm_set1_epi16(0x7c00);
     __m128i infinite = _mm_setzero_si128();
     size_t i = 0;
@@ -228,8 +238,8 @@ static inline __m256i eight_codes(const uint8_t *codes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)codes));
 }
 
-static void affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
-                   size_t n) {
+void cst_avx2_affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
+                     size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8) {
@@ -238,10 +248,11 @@ static void affine(float *x, const uint8_t *codes, const float *scale, const flo
         q = _mm256_add_ps(_mm256_mul_ps(q, _mm256_loadu_ps(scale + i)), _mm256_loadu_ps(zero + i));
         _mm256_storeu_ps(x + i, q);
     }
-    cst_codec_ops_portable()->affine(x + i, codes + i, scale + i, zero + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->affine(x + i, codes + i, scale + i, zero + i, n - i);
 }
 
-static void affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n) {
+void cst_avx2_affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n) {
     const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
     size_t i = 0;
 
@@ -250,30 +261,8 @@ static void affine_group(float *x, const uint8_t *codes, float scale, float zero
 
         _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_mul_ps(q, s), z));
     }
-    cst_codec_ops_portable()->affine_group(x + i, codes + i, scale, zero, n - i);
-}
-
-static void levels(float *x, const uint8_t *codes, const float *level, unsigned bits, float scale,
-                   size_t n) {
-    const __m256 s = _mm256_set1_ps(scale), low = _mm256_loadu_ps(level);
-    const __m256 high = _mm256_loadu_ps(bits == 4 ? level + 8 : level);
-    size_t i = 0;
-
-    for (; i + 8 <= n; i += 8) {
-        __m256i q = eight_codes(codes + i);
-        __m256 y;
-
-        if (bits <= 4) {
-            __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(q, 28));
-
-            y = _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q),
-                                 _mm256_permutevar8x32_ps(high, q), upper);
-        } else {
-            y = _mm256_i32gather_ps(level, q, 4);
-        }
-        _mm256_storeu_ps(x + i, _mm256_mul_ps(y, s));
-    }
-    cst_codec_ops_portable()->levels(x + i, codes + i, level, bits, scale, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->affine_group(x + i, codes + i, scale, zero, n - i);
 }
 
 /* Sums and differences 1, 2 and 4 apart: each value plus its partner, the second of each pair with
@@ -304,8 +293,15 @@ static inline void butterflies(__m256 v[4]) {
     butterfly(&v[1], &v[3]);
 }
 
+static inline void join(__m256 v[4], __m256 u[4]) {
+    butterfly(&v[0], &u[0]);
+    butterfly(&v[1], &u[1]);
+    butterfly(&v[2], &u[2]);
+    butterfly(&v[3], &u[3]);
+}
+
 /* 32 values in registers, written out for the compiler's sake. */
-static inline void hadamard_32(__m256 v[4], const float *x) {
+static inline __attribute__((always_inline)) void hadamard_32(__m256 v[4], const float *x) {
     v[0] = hadamard_8(_mm256_loadu_ps(x));
     v[1] = hadamard_8(_mm256_loadu_ps(x + 8));
     v[2] = hadamard_8(_mm256_loadu_ps(x + 16));
@@ -325,10 +321,7 @@ static void hadamard_64(float *x) {
 
     hadamard_32(v, x);
     hadamard_32(u, x + 32);
-    butterfly(&v[0], &u[0]);
-    butterfly(&v[1], &u[1]);
-    butterfly(&v[2], &u[2]);
-    butterfly(&v[3], &u[3]);
+    join(v, u);
     store_32(x, v);
     store_32(x + 32, u);
 }
@@ -342,7 +335,7 @@ static void sums_and_differences(float *x, float *y, size_t n) {
     }
 }
 
-static void hadamard(float *x, size_t n) {
+void cst_avx2_hadamard(float *x, size_t n) {
     if (n == 32) {
         __m256 v[4];
 
@@ -364,16 +357,80 @@ static void hadamard(float *x, size_t n) {
     }
 }
 
-static void increase(float *x, const float *y, size_t n) {
-    size_t i = 0;
+/* Levels of 8 codes; low and high hold the table of up to 16. */
+static inline __m256 small_levels(const uint8_t *codes, __m256 low, __m256 high) {
+    __m256i q = eight_codes(codes);
+    __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(q, 28));
 
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
-    cst_codec_ops_portable()->increase(x + i, y + i, n - i);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q), _mm256_permutevar8x32_ps(high, q),
+                            upper);
 }
 
-static void turn_pairs(float *x, const float *cosine, const float *sine, float direction,
-                       size_t n) {
+static inline __attribute__((always_inline)) void small_levels_32(__m256 v[4], const uint8_t *codes,
+                                                                  __m256 low, __m256 high) {
+    v[0] = hadamard_8(small_levels(codes, low, high));
+    v[1] = hadamard_8(small_levels(codes + 8, low, high));
+    v[2] = hadamard_8(small_levels(codes + 16, low, high));
+    v[3] = hadamard_8(small_levels(codes + 24, low, high));
+    butterflies(v);
+}
+
+static inline void increase_32(__m256 v[4], const float *y) {
+    v[0] = _mm256_add_ps(v[0], _mm256_loadu_ps(y));
+    v[1] = _mm256_add_ps(v[1], _mm256_loadu_ps(y + 8));
+    v[2] = _mm256_add_ps(v[2], _mm256_loadu_ps(y + 16));
+    v[3] = _mm256_add_ps(v[3], _mm256_loadu_ps(y + 24));
+}
+
+/* The common case, in registers from the codes on: one block of 64, no more than 4 bits. */
+static void hadamard_levels_64(float *x, const uint8_t *codes, __m256 low, __m256 high,
+                               const float *mean) {
+    __m256 v[4], u[4];
+
+    small_levels_32(v, codes, low, high);
+    small_levels_32(u, codes + 32, low, high);
+    join(v, u);
+    if (mean) {
+        increase_32(v, mean);
+        increase_32(u, mean + 32);
+    }
+    store_32(x, v);
+    store_32(x + 32, u);
+}
+
+static void large_levels(float *x, const uint8_t *codes, const float *level, __m256 scale,
+                         size_t n) {
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 y = _mm256_i32gather_ps(level, eight_codes(codes + i), 4);
+
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(y, scale));
+    }
+}
+
+void cst_avx2_hadamard_levels(float *x, const uint8_t *codes, const float *level, unsigned bits,
+                              float scale, const float *mean, size_t n) {
+    const __m256 s = _mm256_set1_ps(scale), low = _mm256_mul_ps(_mm256_loadu_ps(level), s);
+    const __m256 high = bits == 4 ? _mm256_mul_ps(_mm256_loadu_ps(level + 8), s) : low;
+
+    if (n < 8) {
+        cst_codec_ops_portable()->hadamard_levels(x, codes, level, bits, scale, mean, n);
+        return;
+    }
+    if (bits <= 4 && n == 64) {
+        hadamard_levels_64(x, codes, low, high, mean);
+        return;
+    }
+    if (bits > 4)
+        large_levels(x, codes, level, s, n);
+    for (size_t i = 0; bits <= 4 && i < n; i += 8)
+        _mm256_storeu_ps(x + i, small_levels(codes + i, low, high));
+    cst_avx2_hadamard(x, n);
+    for (size_t i = 0; mean && i < n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(mean + i)));
+}
+
+void cst_avx2_turn_pairs(float *x, const float *cosine, const float *sine, float direction,
+                         size_t n) {
     const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     const __m128 d = _mm_set1_ps(direction);
     size_t i = 0;
@@ -387,11 +444,12 @@ static void turn_pairs(float *x, const float *cosine, const float *sine, float d
         s = _mm256_mul_ps(_mm256_permute_ps(y, 0xb1), _mm256_permutevar8x32_ps(s, twice));
         _mm256_storeu_ps(x + 2 * i, _mm256_addsub_ps(c, s));
     }
-    cst_codec_ops_portable()->turn_pairs(x + 2 * i, cosine + i, sine + i, direction, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->turn_pairs(x + 2 * i, cosine + i, sine + i, direction, n - i);
 }
 
-static void turn_halves(float *x, const float *cosine, const float *sine, float direction,
-                        size_t n) {
+void cst_avx2_turn_halves(float *x, const float *cosine, const float *sine, float direction,
+                          size_t n) {
     const __m256 d = _mm256_set1_ps(direction);
     size_t whole = n & ~(size_t)7;
 
@@ -411,20 +469,21 @@ static void turn_halves(float *x, const float *cosine, const float *sine, float 
     }
 }
 
-static void to_f32_bytes(uint8_t *dst, const float *x, size_t n) {
+void cst_avx2_to_f32_bytes(uint8_t *dst, const float *x, size_t n) {
     memcpy(dst, x, n * sizeof(*x));
 }
 
-static void to_f16_bytes(uint8_t *dst, const float *x, size_t n) {
+void cst_avx2_to_f16_bytes(uint8_t *dst, const float *x, size_t n) {
     size_t i = 0;
 
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((void *)(dst + 2 * i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-    cst_codec_ops_portable()->from_f32[CST_DTYPE_F16](dst + 2 * i, x + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->from_f32[CST_DTYPE_F16](dst + 2 * i, x + i, n - i);
 }
 
-static void to_bf16_bytes(uint8_t *dst, const float *x, size_t n) {
+void cst_avx2_to_bf16_bytes(uint8_t *dst, const float *x, size_t n) {
     size_t i = 0;
 
     for (; i + 16 <= n; i += 16) {
@@ -433,10 +492,11 @@ static void to_bf16_bytes(uint8_t *dst, const float *x, size_t n) {
         a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
         _mm256_storeu_si256((void *)(dst + 2 * i), a);
     }
-    cst_codec_ops_portable()->from_f32[CST_DTYPE_BF16](dst + 2 * i, x + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->from_f32[CST_DTYPE_BF16](dst + 2 * i, x + i, n - i);
 }
 
-static void add(double *sum, const float *x, size_t n) {
+void cst_avx2_add(double *sum, const float *x, size_t n) {
     size_t i = 0;
 
     for (; i + 4 <= n; i += 4) {
@@ -444,11 +504,12 @@ static void add(double *sum, const float *x, size_t n) {
 
         _mm256_storeu_pd(sum + i, _mm256_add_pd(_mm256_loadu_pd(sum + i), v));
     }
-    cst_codec_ops_portable()->add(sum + i, x + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->add(sum + i, x + i, n - i);
 }
 
-static void moments(double *square, double *error, const double *mean, const float *x,
-                    const float *y, size_t n) {
+void cst_avx2_moments(double *square, double *error, const double *mean, const float *x,
+                      const float *y, size_t n) {
     size_t i = 0;
 
     for (; i + 4 <= n; i += 4) {
@@ -460,35 +521,35 @@ static void moments(double *square, double *error, const double *mean, const flo
                          _mm256_add_pd(_mm256_loadu_pd(square + i), _mm256_mul_pd(d, d)));
         _mm256_storeu_pd(error + i, _mm256_add_pd(_mm256_loadu_pd(error + i), _mm256_mul_pd(e, e)));
     }
-    cst_codec_ops_portable()->moments(square + i, error + i, mean + i, x + i, y + i, n - i);
+    if (i < n)
+        cst_codec_ops_portable()->moments(square + i, error + i, mean + i, x + i, y + i, n - i);
 }
 
 const struct cst_codec_ops cst_codec_avx2_table = {
     .name = "avx2",
-    .huff_prepend = huff_prepend,
-    .huff_lanes = huff_lanes,
-    .split = split,
-    .merge = merge,
-    .to_f32 = { [CST_DTYPE_F32] = from_f32,
-                [CST_DTYPE_F16] = from_f16,
-                [CST_DTYPE_BF16] = from_bf16 },
-    .dequant = { [CST_DTYPE_F32] = dequant_f32,
-                 [CST_DTYPE_F16] = dequant_f16,
-                 [CST_DTYPE_BF16] = dequant_bf16 },
-    .largest = largest,
-    .quantize = quantize,
-    .unpack = unpack,
-    .halves = halves,
-    .affine = affine,
-    .affine_group = affine_group,
-    .levels = levels,
-    .hadamard = hadamard,
-    .increase = increase,
-    .turn_pairs = turn_pairs,
-    .turn_halves = turn_halves,
-    .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,
-                  [CST_DTYPE_F16] = to_f16_bytes,
-                  [CST_DTYPE_BF16] = to_bf16_bytes },
-    .add = add,
-    .moments = moments,
+    .huff_prepend = cst_avx2_huff_prepend,
+    .huff_lanes = cst_avx2_huff_lanes,
+    .split = cst_avx2_split,
+    .merge = cst_avx2_merge,
+    .to_f32 = { [CST_DTYPE_F32] = cst_avx2_from_f32,
+                [CST_DTYPE_F16] = cst_avx2_from_f16,
+                [CST_DTYPE_BF16] = cst_avx2_from_bf16 },
+    .dequant = { [CST_DTYPE_F32] = cst_avx2_dequant_f32,
+                 [CST_DTYPE_F16] = cst_avx2_dequant_f16,
+                 [CST_DTYPE_BF16] = cst_avx2_dequant_bf16 },
+    .largest = cst_avx2_largest,
+    .quantize = cst_avx2_quantize,
+    .unpack = cst_avx2_unpack,
+    .halves = cst_avx2_halves,
+    .affine = cst_avx2_affine,
+    .affine_group = cst_avx2_affine_group,
+    .hadamard = cst_avx2_hadamard,
+    .hadamard_levels = cst_avx2_hadamard_levels,
+    .turn_pairs = cst_avx2_turn_pairs,
+    .turn_halves = cst_avx2_turn_halves,
+    .from_f32 = { [CST_DTYPE_F32] = cst_avx2_to_f32_bytes,
+                  [CST_DTYPE_F16] = cst_avx2_to_f16_bytes,
+                  [CST_DTYPE_BF16] = cst_avx2_to_bf16_bytes },
+    .add = cst_avx2_add,
+    .moments = cst_avx2_moments,
 };

@@ -193,12 +193,17 @@ size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-static void decode_head(float *x, const uint8_t *codes, const float *level, unsigned bits,
-                        float norm, uint32_t dims, const struct cst_codec_ops *ops) {
-    for (uint32_t at = 0, n; at < dims; at += n) {
-        n = block_size(dims - at);
-        ops->levels(x + at, codes + at, level, bits, norm * block_unit(n), n);
-        ops->hadamard(x + at, n);
+/* One token's heads; mean may be NULL. */
+static void decode_row(const struct cst_coded_rows *rows, const struct parts *p, const float *norm,
+                       const float *mean, unsigned bits, const struct cst_codec_ops *ops) {
+    const float *level = cst_lloyd_levels(bits);
+
+    for (uint32_t h = 0, c = 0; h < p->heads; h++) {
+        for (uint32_t end = c + p->dims, n; c < end; c += n) {
+            n = block_size(end - c);
+            ops->hadamard_levels(rows->x + c, rows->codes + c, level, bits, norm[h] * block_unit(n),
+                                 mean ? mean + c : NULL, n);
+        }
     }
 }
 
@@ -206,8 +211,8 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
                       size_t len, const struct cst_codec_work *w) {
     struct cst_coded_rows rows = cst_coded_rows(s, w);
     struct cst_coded_header head;
-    const float *level;
     struct parts p;
+    uint32_t at_once; /* tokens whose norms fit into a row */
     float unit;
 
     if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || head.group)
@@ -217,17 +222,17 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
     if (len != p.end || (head.flags & CST_CODED_MEAN &&
                          !w->ops->halves(rows.a, src + p.means, unit, p.shape.channels)))
         return false;
-    level = cst_lloyd_levels(head.bits);
+    at_once = p.shape.padded / p.heads;
     for (uint32_t t = 0; t < p.shape.coded; t++) {
-        if (!w->ops->halves(rows.b, src + p.norms + 2 * (size_t)t * p.heads, unit, p.heads))
+        uint32_t n = CST_MIN(at_once, p.shape.coded - t);
+
+        if (t % at_once == 0 && !w->ops->halves(rows.b, src + p.norms + 2 * (size_t)t * p.heads,
+                                                unit, (size_t)n * p.heads))
             return false;
         w->ops->unpack(rows.codes, src + p.codes + t * p.shape.row_bytes, p.shape.padded,
                        head.bits);
-        for (uint32_t h = 0; h < p.heads; h++)
-            decode_head(rows.x + h * p.dims, rows.codes + h * p.dims, level, head.bits, rows.b[h],
-                        p.dims, w->ops);
-        if (head.flags & CST_CODED_MEAN)
-            w->ops->increase(rows.x, rows.a, p.shape.channels);
+        decode_row(&rows, &p, rows.b + t % at_once * p.heads,
+                   head.flags & CST_CODED_MEAN ? rows.a : NULL, head.bits, w->ops);
         cst_coded_store(seg, s, s->sinks + t, rows.x, &head, w);
     }
     return true;

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The AVX2 loops, for the tables of this and of later instruction sets. */
+#pragma once
+
+#include "codec/dispatch.h"
+
+void cst_avx2_huff_prepend(uint64_t *to, const uint64_t *from, size_t n, unsigned symbol,
+                           unsigned length);
+void cst_avx2_huff_lanes(struct cst_huff_lane lane[CST_HUFF_LANES], const uint64_t *entry);
+void cst_avx2_split(uint8_t *hi, uint8_t *lo, const uint8_t *src, size_t n);
+void cst_avx2_merge(uint8_t *dst, const uint8_t *hi, const uint8_t *lo, size_t n);
+void cst_avx2_from_f32(float *x, const uint8_t *src, size_t n);
+void cst_avx2_from_f16(float *x, const uint8_t *src, size_t n);
+void cst_avx2_from_bf16(float *x, const uint8_t *src, size_t n);
+void cst_avx2_dequant_f32(uint8_t *dst, const int8_t *q, float scale, size_t n);
+void cst_avx2_dequant_f16(uint8_t *dst, const int8_t *q, float scale, size_t n);
+void cst_avx2_dequant_bf16(uint8_t *dst, const int8_t *q, float scale, size_t n);
+uint32_t cst_avx2_largest(const float *x, size_t n);
+void cst_avx2_quantize(int8_t *q, const float *x, float scale, size_t n);
+void cst_avx2_unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits);
+bool cst_avx2_halves(float *x, const uint8_t *src, float unit, size_t n);
+void cst_avx2_affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
+                     size_t n);
+void cst_avx2_affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n);
+void cst_avx2_hadamard(float *x, size_t n);
+void cst_avx2_hadamard_levels(float *x, const uint8_t *codes, const float *level, unsigned bits,
+                              float scale, const float *mean, size_t n);
+void cst_avx2_turn_pairs(float *x, const float *cosine, const float *sine, float direction,
+                         size_t n);
+void cst_avx2_turn_halves(float *x, const float *cosine, const float *sine, float direction,
+                          size_t n);
+void cst_avx2_to_f32_bytes(uint8_t *dst, const float *x, size_t n);
+void cst_avx2_to_f16_bytes(uint8_t *dst, const float *x, size_t n);
+void cst_avx2_to_bf16_bytes(uint8_t *dst, const float *x, size_t n);
+void cst_avx2_add(double *sum, const float *x, size_t n);
+void cst_avx2_moments(double *square, double *error, const double *mean, const float *x,
+                      const float *y, size_t n);
