@@ -198,6 +198,7 @@ static size_t end_leases(cistern_client *c, cistern_lease *const *leases, size_t
 
 CST_EXPORT void cistern_release(cistern_client *client, cistern_lease *const *leases, size_t n) {
     uint8_t ids[8 * RELEASE_MAX];
+    int32_t status = CISTERN_OK;
 
     if (!client || !leases || client->forked)
         return;
@@ -208,8 +209,10 @@ CST_EXPORT void cistern_release(cistern_client *client, cistern_lease *const *le
         size_t used = end_leases(client, leases, n, &at, ids, RELEASE_MAX);
 
         message.leases = (ProtobufCBinaryData){ .data = ids, .len = 8 * used };
-        if (used)
-            (void)cst_call_run(
+        if (status == CISTERN_E_TIMEOUT) /* the daemon hangs: once is enough to wait */
+            post_release(client, ids, used);
+        else if (used)
+            status = cst_call_run(
                 client, &call,
                 &(struct cst_request){ .type = CST_MSG_RELEASE, .message = &message.base }, 0);
     }

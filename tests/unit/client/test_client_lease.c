@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 enum { BT = FAKE_BLOCK_TOKENS, SHORT_MS = 30 };
@@ -294,6 +295,54 @@ static void test_ready_too_late(void **state) {
     check_block(second, keys);
     assert_true(second->id > pending.first);
     assert_int_equal(held(x->f), 1);
+}
+
+/* Each look at it is more than a timeout later. */
+struct running_clock {
+    struct cst_clock clock;
+    uint64_t ns;
+    unsigned looks;
+};
+
+static uint64_t look(const struct cst_clock *clock) {
+    struct running_clock *c =
+        cst_container_of((void *)(uintptr_t)clock, struct running_clock, clock);
+
+    c->looks++;
+    return c->ns += 60 * CST_NS_PER_S;
+}
+
+static bool swallow_releases(struct fake_daemon *f, struct fake_connection *c,
+                             const struct cst_packet *packet) {
+    return packet->type == CST_MSG_RELEASE;
+}
+
+/* A daemon that hangs costs one timeout, however many packets the leases fill. */
+static void test_release_waits_once(void **state) {
+    enum { N = FAKE_BLOCKS, ROUNDS = 4 };
+    struct running_clock clock = { .clock = { .now_ns = look } };
+    struct fake_daemon *f = fake_new();
+    cistern_client *c = fake_client(f, 0, 0);
+    cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
+    const struct timeval short_wait = { .tv_usec = 1000L * SHORT_MS };
+    static uint32_t tokens[N * BT];
+    static uint8_t keys[N * 32];
+    static cistern_lease *leases[ROUNDS * N];
+    static int32_t statuses[N];
+
+    fake_prompt(f, space, tokens, N * BT, keys, N);
+    for (size_t i = 0; i < ROUNDS; i++)
+        assert_int_equal(cistern_acquire(space, keys, N, NULL, leases + i * N, statuses), 0);
+    fake_set_hook(f, swallow_releases, NULL);
+    assert_int_equal(
+        setsockopt(c->conn.fd, SOL_SOCKET, SO_RCVTIMEO, &short_wait, sizeof(short_wait)), 0);
+    c->clock = &clock.clock;
+    cistern_release(c, leases, ROUNDS * N);
+    assert_in_range(clock.looks, 1, 4);
+    c->clock = &cst_clock_monotonic;
+    fake_wait(f, CST_MSG_RELEASE, ROUNDS * N / 256); /* all were told */
+    cistern_client_close(c);
+    fake_free(f);
 }
 
 /* ---- slabs ---- */
@@ -670,6 +719,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_more_than_a_packet, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_arguments, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_ready_too_late, fake_setup, fake_teardown),
+        cmocka_unit_test(test_release_waits_once),
         cmocka_unit_test_setup_teardown(test_retire_unused, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_retire_while_leased, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_lease_outlives_the_daemon, fake_setup, fake_teardown),
