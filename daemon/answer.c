@@ -110,7 +110,8 @@ void cst_output_flush(struct cst_session *s) {
         free_queued(s, q);
         cst_timer_set(&s->server->loop, &s->timer, s->server->config.send_timeout);
     }
-    cst_timer_stop(&s->timer);
+    if (s->greeted)
+        cst_timer_stop(&s->timer);
     cst_session_update_io(s);
 }
 

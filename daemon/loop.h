@@ -2,9 +2,9 @@
 /*
  * The event loop: descriptors, timers, deferred work. One thread.
  *
- * A turn is one epoll_wait(), the handlers of its events, then all deferred work. A handler may
- * stop any io, its own included; it is not called again, not even in the same turn. Time is read
- * only when a timer is set or fires: a turn without timers costs no clock call.
+ * A turn is the timers that are due, one epoll_wait(), the handlers of its events, then all
+ * deferred work. A handler may stop any io, its own included; it is not called again, not even in
+ * the same turn. Timers are coarse: never early, late by some milliseconds.
  */
 #pragma once
 
@@ -38,16 +38,14 @@ struct cst_deferred {
 struct cst_loop {
     int epoll;
     bool stopped;
-    const struct cst_clock *clock;
+    uint64_t tick_ns; /* of the coarse clock */
     struct cst_list timers, deferred;
-    struct cst_io timer_io;
-    uint64_t armed_ns; /* 0: the timerfd is not armed */
     struct epoll_event events[CST_LOOP_EVENTS];
     int n_events; /* of the turn under way */
 };
 
 /* 0 or a negative errno; deinit is safe twice and on a zeroed loop. */
-int cst_loop_init(struct cst_loop *loop, const struct cst_clock *clock);
+int cst_loop_init(struct cst_loop *loop);
 void cst_loop_deinit(struct cst_loop *loop);
 
 int cst_io_start(struct cst_loop *loop, struct cst_io *io, int fd, uint32_t events);

@@ -296,7 +296,7 @@ int cst_server_new(struct cst_server **out, const struct cst_config *config,
     if (!server)
         return cst_err(-ENOMEM);
     init_fields(server, config, env);
-    r = cst_loop_init(&server->loop, env->clock);
+    r = cst_loop_init(&server->loop);
     if (!r)
         r = env->random->fill(env->random, random, sizeof(random));
     if (!r)

@@ -21,7 +21,7 @@ static void note(char c) {
 
 static int setup(void **state) {
     trace[0] = '\0';
-    assert_int_equal(cst_loop_init(&loop, &cst_clock_monotonic), 0);
+    assert_int_equal(cst_loop_init(&loop), 0);
     return 0;
 }
 

@@ -18,7 +18,7 @@ static int teardown(void **state) {
 }
 
 static void start(unsigned n, void (*thread_start)(void)) {
-    assert_int_equal(cst_loop_init(&loop, &cst_clock_monotonic), 0);
+    assert_int_equal(cst_loop_init(&loop), 0);
     assert_int_equal(cst_workers_new(&workers, &loop, n, thread_start), 0);
 }
 
