@@ -81,9 +81,9 @@ const struct cst_config_row cst_config_rows[] = {
     COUNT(requests, 1, 4096, "64", true, "Unanswered requests of one connection."),
     COUNT(requests_per_uid, 1, 65536, "512", true, "Unanswered requests of one uid."),
     COUNT(requests_total, 1, 65536, "1024", true, "Unanswered requests in all."),
-    COUNT(leases, 1, 1048576, "65536", true, "Leases of one connection."),
-    COUNT(leases_per_uid, 1, 1048576, "65536", true, "Leases of one uid."),
-    COUNT(leases_total, 1, 1048576, "131072", true, "Leases in all."),
+    COUNT(leases, 1, 1048576, "32768", true, "Leases of one connection."),
+    COUNT(leases_per_uid, 1, 1048576, "49152", true, "Leases of one uid."),
+    COUNT(leases_total, 1, 1048576, "65536", true, "Leases in all."),
     TIME(hello_timeout, CST_NS_PER_MS, DAY, "10s", true, "A new connection says Hello within this "
         "time."),
     TIME(send_timeout, CST_NS_PER_MS, DAY, "10s", true, "A client that does not read its replies "

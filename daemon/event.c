@@ -21,6 +21,7 @@ enum { BATCH_MAX = 64 };
 struct subscription {
     struct cst_list in_server, in_session;
     struct cst_handle *handle;
+    struct cst_charge charge;
     struct cst_deferred flush;
     uint32_t what, tier;
     uint64_t lost;
@@ -66,12 +67,18 @@ static struct subscription *find(const struct cst_handle *handle) {
 
 int cst_event_subscribe(struct cst_handle *handle) {
     struct subscription *sub;
+    int r;
 
     if (find(handle))
         return 0;
     sub = cst_calloc(1, sizeof(*sub));
     if (!sub)
         return cst_err(-ENOMEM);
+    r = cst_charge_take(&sub->charge, &handle->session->payer, CST_RES_SUBSCRIPTIONS, 1);
+    if (r) {
+        (void)cst_free(sub);
+        return r;
+    }
     sub->handle = handle;
     cst_deferred_init(&sub->flush, flush);
     cst_list_append(&handle->session->server->subscriptions, &sub->in_server);
@@ -81,6 +88,7 @@ int cst_event_subscribe(struct cst_handle *handle) {
 
 static void free_subscription(struct subscription *sub) {
     cst_deferred_stop(&sub->flush);
+    cst_charge_drop(&sub->charge);
     cst_list_unlink(&sub->in_server);
     cst_list_unlink(&sub->in_session);
     (void)cst_free(sub);

@@ -7,7 +7,7 @@
 #include "daemon/handle.h"
 #include "store/store.h"
 
-/* Safe twice. 0 or -ENOMEM. */
+/* Safe twice. 0, CST_QUOTA_E_FULL or -ENOMEM. */
 int cst_event_subscribe(struct cst_handle *handle);
 void cst_event_unsubscribe(struct cst_handle *handle);
 void cst_event_unsubscribe_all(struct cst_session *session);

@@ -19,6 +19,7 @@ enum cst_resource {
     CST_RES_REQUESTS, /* unanswered */
     CST_RES_OUTPUT,   /* bytes of queued replies and pushes */
     CST_RES_HOLDS,    /* descriptors of slabs that were passed on */
+    CST_RES_SUBSCRIPTIONS,
     CST_RESOURCES
 };
 

@@ -129,6 +129,8 @@ void cst_req_subscribe(struct cst_call *call, const ProtobufCMessage *message) {
     if (!handle)
         return;
     r = cst_event_subscribe(handle);
+    if (r == CST_QUOTA_E_FULL)
+        return cst_fail(call, CST_STATUS_QUOTA, "too many subscriptions");
     if (r)
         return cst_fail_store(call, r);
     cst_reply(call, &reply.base);

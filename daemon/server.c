@@ -97,11 +97,12 @@ static void set_limits(struct cst_server *server) {
         [CST_RES_SPACES] = { CST_SPACES_OPEN_MAX, 4 * CST_SPACES_OPEN_MAX, none,
                              16 * CST_SPACES_OPEN_MAX },
         [CST_RES_LEASES] = { c->leases, c->leases_per_uid, none, c->leases_total },
-        [CST_RES_SLOTS] = { 16384, 16384, none, 32768 },
+        [CST_RES_SLOTS] = { 8192, 8192, none, 16384 },
         [CST_RES_STAGING] = { c->staging_per_uid, c->staging_per_uid, none, c->staging_total },
         [CST_RES_REQUESTS] = { c->requests, c->requests_per_uid, none, c->requests_total },
         [CST_RES_OUTPUT] = { CST_OUTPUT_MAX, CST_OUTPUT_TOTAL / 4, none, CST_OUTPUT_TOTAL },
-        [CST_RES_HOLDS] = { 4096, 16384, none, 65536 },
+        [CST_RES_HOLDS] = { 4096, 8192, none, 16384 },
+        [CST_RES_SUBSCRIPTIONS] = { 16, 256, none, 1024 },
     };
 
     for (int resource = 0; resource < CST_RESOURCES; resource++)

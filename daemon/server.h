@@ -25,7 +25,7 @@ enum {
     CST_RESERVE_KEYS_MAX = 4000, /* 32 bytes of reply each */
     CST_TOKENS_MAX = 1 << 20,    /* of one Reserve */
     CST_OUTPUT_MAX = 256 * 1024, /* queued bytes of one connection */
-    CST_OUTPUT_TOTAL = 16 << 20, /* of all */
+    CST_OUTPUT_TOTAL = 8 << 20,  /* of all */
     CST_SPACES_OPEN_MAX = 1024,  /* handles of one connection */
 };
 
