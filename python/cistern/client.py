@@ -55,12 +55,12 @@ class Submission:
 
     __slots__ = ("ticket", "done", "status", "_keep", "_results")
 
-    def __init__(self, keep: Any, results: Any) -> None:
+    def __init__(self, buffers: Buffers | None, results: Any) -> None:
         self.ticket = 0
         self.done = False
         self.status = Status.PENDING
         """Of the whole submission."""
-        self._keep = keep
+        self._keep: tuple[Any, ...] = (buffers,)
         self._results = results
 
     @property
@@ -114,7 +114,6 @@ class Client:
         check(lib().cistern_client_open(out, options))
         self._handle: Handle | None = Handle(out[0])
         self._spaces: weakref.WeakSet[Space] = weakref.WeakSet()
-        self._submissions: dict[int, Submission] = {}
         self._submitting = threading.Lock()  # a ticket is registered before drain() looks for it
 
     def handle(self) -> Handle:
@@ -206,22 +205,25 @@ class Client:
 
     def drain(self, limit: int = 256) -> list[Submission]:
         """Finished submissions, without blocking."""
+        handle = self.handle()
         out = ffi.new("cistern_completion[]", limit)
-        n = lib().cistern_client_drain(self.pointer(), out, limit)
+        n = lib().cistern_client_drain(handle.pointer, out, limit)
         check(n)
         with self._submitting:
-            done = [self._submissions.pop(out[i].ticket) for i in range(n)]
+            done = [handle.submissions.pop(out[i].ticket) for i in range(n)]
         for i, submission in enumerate(done):
             submission.status = Status(out[i].status)
             submission.done = True
+            submission._keep = ()
         return done
 
     def _submit(self, submission: Submission, call: Any, *arguments: Any) -> Submission:
         ticket = ffi.new("uint64_t *")
+        submission._keep += arguments  # keys and tokens are read later, too
         with self._submitting:
             check(call(*arguments, submission._results, ticket))
             submission.ticket = ticket[0]
-            self._submissions[submission.ticket] = submission
+            self.handle().submissions[submission.ticket] = submission
         return submission
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ from .errors import Misuse, Status, check, check_request
 if TYPE_CHECKING:
     import numpy
 
-    from .client import Space
+    from .client import Space, Submission
 
 
 class Handle:
@@ -34,6 +34,7 @@ class Handle:
         self.pointer = pointer
         self.lib = lib()
         self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self.submissions: dict[int, Submission] = {}  # the library's thread uses their buffers
         self._lock = threading.RLock()  # re-entered by finalizers
         self._given_back: list[Any] = []
         self._holds = 0
