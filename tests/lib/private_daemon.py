@@ -23,14 +23,19 @@ def program():
     return path if os.access(path, os.X_OK) else None
 
 
-def _die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+_libc = ctypes.CDLL(None)
 
 
 class PrivateDaemon:
-    def __init__(self, *args):
-        self.args = args
+    """`user`: a uid to run it as, and anybody may connect then (needs root)."""
+
+    def __init__(self, *args, user=None):
+        self.args = args if user is None else (*args, "--socket-mode", "0666")
+        self.user = user
         self.dir = tempfile.mkdtemp(prefix="cistern-test-")
+        if user is not None:
+            os.chown(self.dir, user, user)
+            os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "sock")
         self.log_path = os.path.join(self.dir, "log")
         self.process = None
@@ -41,10 +46,11 @@ class PrivateDaemon:
             if os.path.exists(notify_path):
                 os.unlink(notify_path)
             notify.bind(notify_path)
+            os.chmod(notify_path, 0o666)
             with open(self.log_path, "ab") as log:
                 self.process = subprocess.Popen(
                     [program(), "--socket", self.socket, *self.args], stderr=log,
-                    env={**os.environ, "NOTIFY_SOCKET": notify_path}, preexec_fn=_die_with_parent)
+                    env={**os.environ, "NOTIFY_SOCKET": notify_path}, preexec_fn=self._before_exec)
             ended = os.pidfd_open(self.process.pid)
             try:
                 while True:
@@ -58,6 +64,13 @@ class PrivateDaemon:
                         raise TimeoutError(f"the daemon is not ready: {self.log()}")
             finally:
                 os.close(ended)
+
+    def _before_exec(self):
+        if self.user is not None:
+            os.setgroups([])
+            os.setgid(self.user)
+            os.setuid(self.user)
+        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; a change of uid would clear it
 
     def log(self):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
