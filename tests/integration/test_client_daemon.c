@@ -140,11 +140,12 @@ static size_t mapped_slabs(void) {
     return n;
 }
 
-static uint64_t counter(cistern_client *c, const char *name) {
+/* Of one space, or (NULL) of the namespace. */
+static uint64_t counter(cistern_client *c, cistern_space *space, const char *name) {
     char json[4096], field[64];
     const char *at;
 
-    assert_int_equal(cistern_stats(c, NULL, json, sizeof(json)), CISTERN_OK);
+    assert_int_equal(cistern_stats(c, space, json, sizeof(json)), CISTERN_OK);
     (void)snprintf(field, sizeof(field), "\"%s\":", name);
     at = strstr(json, field);
     assert_non_null(at);
@@ -184,8 +185,8 @@ static void test_every_way_back(void **state) {
                      CISTERN_OK);
     for (size_t i = 0; i < N; i++)
         assert_true(is_block(p->blocks[i], p->keys + 32 * i));
-    assert_int_equal(counter(c, "leases"), 0);
-    assert_int_equal(counter(c, "reserved"), 0);
+    assert_int_equal(counter(c, NULL, "leases"), 0);
+    assert_int_equal(counter(c, NULL, "reserved"), 0);
     free(p);
     cistern_client_close(c);
 }
@@ -201,7 +202,7 @@ static void test_packed(void **state) {
     unsigned frames = 0;
 
     put_all(space, p);
-    while (counter(c, "packed_bytes") == 0)
+    while (counter(c, space, "packed_bytes") == 0)
         (void)usleep(1000); /* the daemon encodes behind our back */
     assert_int_equal(cistern_acquire(space, p->keys, N, &options, leases, p->statuses), CISTERN_OK);
     for (size_t i = 0; i < N; i++) {
@@ -276,8 +277,8 @@ static void test_pressure(void **state) {
     }
     assert_int_equal(cistern_client_ping(c), CISTERN_OK);
     assert_true(mapped_slabs() < PROMPTS);
-    assert_true(counter(c, "evicted_blocks") > 0);
-    assert_int_equal(counter(c, "leases"), 0);
+    assert_true(counter(c, NULL, "evicted_blocks") > 0);
+    assert_int_equal(counter(c, NULL, "leases"), 0);
     cistern_client_close(c);
 }
 
@@ -339,8 +340,8 @@ static void run_threads(uint32_t flags) {
         assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
         assert_true(workers[i].ok);
     }
-    assert_int_equal(counter(c, "leases"), 0);
-    assert_int_equal(counter(c, "reserved"), 0);
+    assert_int_equal(counter(c, NULL, "leases"), 0);
+    assert_int_equal(counter(c, NULL, "reserved"), 0);
     cistern_client_close(c);
 }
 
@@ -454,8 +455,8 @@ static void test_killed_under_load(void **state) {
     }
     while (cistern_client_ping(c))
         (void)usleep(1000);
-    assert_int_equal(counter(c, "leases"), 0);
-    assert_int_equal(counter(c, "reserved"), 0);
+    assert_int_equal(counter(c, NULL, "leases"), 0);
+    assert_int_equal(counter(c, NULL, "reserved"), 0);
     cistern_client_close(c);
 }
 
