@@ -110,7 +110,7 @@ void cst_box_settle(struct cst_box *box) {
 
 /* ---- the client ---- */
 
-void cst_raw_connect(struct cst_raw *raw, const struct cst_box *box) {
+void cst_raw_connect_to(struct cst_raw *raw, const struct sockaddr_un *addr, socklen_t len) {
     memset(raw, 0, sizeof(*raw));
     raw->in = malloc(CST_PACKET_MAX);
     raw->out = malloc(CST_PACKET_MAX);
@@ -119,7 +119,11 @@ void cst_raw_connect(struct cst_raw *raw, const struct cst_box *box) {
     cst_arena_init(&raw->arena, raw->memory, CST_UNPACK_BUDGET);
     raw->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     assert_true(raw->fd >= 0);
-    assert_int_equal(connect(raw->fd, (const void *)&box->addr, box->addr_len), 0);
+    assert_int_equal(connect(raw->fd, (const void *)addr, len), 0);
+}
+
+void cst_raw_connect(struct cst_raw *raw, const struct cst_box *box) {
+    cst_raw_connect_to(raw, &box->addr, box->addr_len);
 }
 
 static void close_fds(struct cst_raw *raw) {

@@ -58,6 +58,7 @@ struct cst_raw {
 
 /* Connects, without Hello. */
 void cst_raw_connect(struct cst_raw *raw, const struct cst_box *box);
+void cst_raw_connect_to(struct cst_raw *raw, const struct sockaddr_un *addr, socklen_t len);
 void cst_raw_close(struct cst_raw *raw);
 
 void cst_raw_send(struct cst_raw *raw, uint16_t type, const ProtobufCMessage *message);
