@@ -120,7 +120,9 @@ void cst_coded_store(uint8_t *seg, const struct cst_stage_segment *s, uint32_t t
 }
 
 void cst_coded_pack(uint8_t *dst, const uint8_t *codes, size_t n, unsigned bits) {
-    for (size_t i = 0; i < n; i += 8) {
+    for (size_t i = 0; bits == 4 && i < n; i += 2)
+        *dst++ = (uint8_t)(codes[i] | codes[i + 1] << 4);
+    for (size_t i = 0; bits != 4 && i < n; i += 8) {
         uint64_t u = 0;
 
         for (unsigned k = 0; k < 8; k++)

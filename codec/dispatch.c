@@ -162,6 +162,34 @@ static void to_bf16(uint8_t *dst, const float *x, size_t n) {
         cst_store16(dst + 2 * i, cst_f32_to_bf16(x[i]));
 }
 
+static void nearest(uint8_t *codes, const float *x, float scale, const float *midpoint,
+                    unsigned bits, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float y = x[i] * scale;
+        unsigned code = 0;
+
+        for (unsigned step = 1u << (bits - 1); step; step /= 2)
+            code += y >= midpoint[code + step - 1] ? step : 0;
+        codes[i] = (uint8_t)code;
+    }
+}
+
+static void to_codes(uint8_t *codes, const float *x, const float *scale, const float *zero,
+                     float least, float most, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float y = scale[i] > 0 ? (x[i] - zero[i]) / scale[i] : 0;
+
+        codes[i] = (uint8_t)(CST_MAX(least, CST_MIN(most, y)) + 0.5f);
+    }
+}
+
+static void widen(float *low, float *high, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        low[i] = CST_MIN(low[i], x[i]);
+        high[i] = CST_MAX(high[i], x[i]);
+    }
+}
+
 static void add(double *sum, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         sum[i] += (double)x[i];
@@ -202,6 +230,9 @@ static const struct cst_codec_ops portable = {
     .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,
                   [CST_DTYPE_F16] = to_f16,
                   [CST_DTYPE_BF16] = to_bf16 },
+    .nearest = nearest,
+    .to_codes = to_codes,
+    .widen = widen,
     .add = add,
     .moments = moments,
 };

@@ -66,6 +66,18 @@ struct cst_codec_ops {
     /* [enum cst_dtype], none for opaque. n finite values rounded to nearest even. */
     void (*from_f32[4])(uint8_t *dst, const float *x, size_t n);
 
+    /* How many of the 2^bits - 1 rising midpoints aren't above x[i] * scale. */
+    void (*nearest)(uint8_t *codes, const float *x, float scale, const float *midpoint,
+                    unsigned bits, size_t n);
+
+    /* codes[i] = (x[i] - zero[i]) / scale[i], 0 where scale[i] isn't above 0, within least .. most,
+     * rounded half up. */
+    void (*to_codes)(uint8_t *codes, const float *x, const float *scale, const float *zero,
+                     float least, float most, size_t n);
+
+    /* low[i] and high[i] widened to hold x[i], none of them a NaN. */
+    void (*widen)(float *low, float *high, const float *x, size_t n);
+
     /* sum[i] += x[i] */
     void (*add)(double *sum, const float *x, size_t n);
     /* square[i] += (x[i] - mean[i])^2, error[i] += (x[i] - y[i])^2 */

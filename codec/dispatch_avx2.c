@@ -496,6 +496,66 @@ void cst_avx2_to_bf16_bytes(uint8_t *dst, const float *x, size_t n) {
         cst_codec_ops_portable()->from_f32[CST_DTYPE_BF16](dst + 2 * i, x + i, n - i);
 }
 
+static inline void put_codes(uint8_t *codes, __m256i code) {
+    __m128i words =
+        _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+
+    _mm_storel_epi64((void *)codes, _mm_packus_epi16(words, words));
+}
+
+/* Up to 4 bits: midpoints are compared one by one; each one not above takes -1 off. */
+void cst_avx2_nearest(uint8_t *codes, const float *x, float scale, const float *midpoint,
+                      unsigned bits, size_t n) {
+    const __m256 s = _mm256_set1_ps(scale);
+    unsigned midpoints = (1u << bits) - 1;
+    size_t i = 0;
+
+    for (; bits <= 4 && i + 8 <= n; i += 8) {
+        __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i), s);
+        __m256i code = _mm256_setzero_si256();
+
+        for (unsigned k = 0; k < midpoints; k++) {
+            __m256 below = _mm256_cmp_ps(y, _mm256_broadcast_ss(midpoint + k), _CMP_GE_OQ);
+
+            code = _mm256_sub_epi32(code, _mm256_castps_si256(below));
+        }
+        put_codes(codes + i, code);
+    }
+    if (i < n)
+        cst_codec_ops_portable()->nearest(codes + i, x + i, scale, midpoint, bits, n - i);
+}
+
+void cst_avx2_to_codes(uint8_t *codes, const float *x, const float *scale, const float *zero,
+                       float least, float most, size_t n) {
+    const __m256 low = _mm256_set1_ps(least), high = _mm256_set1_ps(most);
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 s = _mm256_loadu_ps(scale + i);
+        __m256 y = _mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(zero + i));
+
+        y = _mm256_and_ps(_mm256_div_ps(y, s), _mm256_cmp_ps(s, _mm256_setzero_ps(), _CMP_GT_OQ));
+        y = _mm256_add_ps(_mm256_max_ps(low, _mm256_min_ps(high, y)), _mm256_set1_ps(0.5f));
+        put_codes(codes + i, _mm256_cvttps_epi32(y));
+    }
+    if (i < n)
+        cst_codec_ops_portable()->to_codes(codes + i, x + i, scale + i, zero + i, least, most,
+                                           n - i);
+}
+
+void cst_avx2_widen(float *low, float *high, const float *x, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 y = _mm256_loadu_ps(x + i);
+
+        _mm256_storeu_ps(low + i, _mm256_min_ps(_mm256_loadu_ps(low + i), y));
+        _mm256_storeu_ps(high + i, _mm256_max_ps(_mm256_loadu_ps(high + i), y));
+    }
+    if (i < n)
+        cst_codec_ops_portable()->widen(low + i, high + i, x + i, n - i);
+}
+
 void cst_avx2_add(double *sum, const float *x, size_t n) {
     size_t i = 0;
 
@@ -550,6 +610,9 @@ const struct cst_codec_ops cst_codec_avx2_table = {
     .from_f32 = { [CST_DTYPE_F32] = cst_avx2_to_f32_bytes,
                   [CST_DTYPE_F16] = cst_avx2_to_f16_bytes,
                   [CST_DTYPE_BF16] = cst_avx2_to_bf16_bytes },
+    .nearest = cst_avx2_nearest,
+    .to_codes = cst_avx2_to_codes,
+    .widen = cst_avx2_widen,
     .add = cst_avx2_add,
     .moments = cst_avx2_moments,
 };

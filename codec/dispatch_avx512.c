@@ -8,6 +8,8 @@
 
 #include "codec/dtype.h"
 
+#include "base/macros.h"
+
 #include <immintrin.h>
 
 /* 64 codes of 4 bits */
@@ -120,6 +122,30 @@ static void hadamard_levels(float *x, const uint8_t *codes, const float *level, 
     store_64(x, v, mean);
 }
 
+/* Up to 4 bits: a binary search in a register. */
+static void nearest(uint8_t *codes, const float *x, float scale, const float *midpoint,
+                    unsigned bits, size_t n) {
+    const __m512 s = _mm512_set1_ps(scale);
+    const __mmask16 midpoints = (__mmask16)((1u << ((1u << CST_MIN(bits, 4)) - 1)) - 1);
+    const __m512 table = _mm512_maskz_loadu_ps(midpoints, midpoint);
+    size_t i = 0;
+
+    for (; bits <= 4 && i + 16 <= n; i += 16) {
+        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + i), s);
+        __m512i code = _mm512_setzero_si512();
+
+        for (int step = 1 << (bits - 1); step; step /= 2) {
+            __m512i at = _mm512_add_epi32(code, _mm512_set1_epi32(step - 1));
+            __mmask16 above = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(at, table), _CMP_GE_OQ);
+
+            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(step));
+        }
+        _mm_storeu_si128((void *)(codes + i), _mm512_cvtepi32_epi8(code));
+    }
+    if (i < n)
+        cst_avx2_nearest(codes + i, x + i, scale, midpoint, bits, n - i);
+}
+
 /* ---- rotation ----------------------------------------------------------------------------------
  */
 
@@ -194,6 +220,9 @@ const struct cst_codec_ops cst_codec_avx512_table = {
     .from_f32 = { [CST_DTYPE_F32] = cst_avx2_to_f32_bytes,
                   [CST_DTYPE_F16] = to_f16,
                   [CST_DTYPE_BF16] = to_bf16 },
+    .nearest = nearest,
+    .to_codes = cst_avx2_to_codes,
+    .widen = cst_avx2_widen,
     .add = cst_avx2_add,
     .moments = cst_avx2_moments,
 };

@@ -35,3 +35,8 @@ void cst_avx2_to_bf16_bytes(uint8_t *dst, const float *x, size_t n);
 void cst_avx2_add(double *sum, const float *x, size_t n);
 void cst_avx2_moments(double *square, double *error, const double *mean, const float *x,
                       const float *y, size_t n);
+void cst_avx2_nearest(uint8_t *codes, const float *x, float scale, const float *midpoint,
+                      unsigned bits, size_t n);
+void cst_avx2_to_codes(uint8_t *codes, const float *x, const float *scale, const float *zero,
+                       float least, float most, size_t n);
+void cst_avx2_widen(float *low, float *high, const float *x, size_t n);

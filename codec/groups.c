@@ -69,30 +69,37 @@ static bool get_parameters(const struct cst_coded_rows *rows, const struct parts
 
 /* Lowest and highest value of each channel over `tokens` rows. */
 static void find_channel_ranges(float *low, float *high, const float *x, uint32_t tokens,
-                                const struct parts *p) {
+                                const struct parts *p, const struct cst_codec_ops *ops) {
     memcpy(low, x, p->shape.channels * sizeof(*x));
     memcpy(high, x, p->shape.channels * sizeof(*x));
-    for (uint32_t t = 1; t < tokens; t++) {
-        x += p->shape.padded;
-        for (uint32_t c = 0; c < p->shape.channels; c++) {
-            low[c] = CST_MIN(low[c], x[c]);
-            high[c] = CST_MAX(high[c], x[c]);
-        }
+    for (uint32_t t = 1; t < tokens; t++)
+        ops->widen(low, high, x + (size_t)t * p->shape.padded, p->shape.channels);
+}
+
+/* The same of n consecutive values. */
+static void find_range(float *low, float *high, const float *x, uint32_t n,
+                       const struct cst_codec_ops *ops) {
+    float least[8], most[8];
+
+    for (uint32_t i = 0; i < 8; i++)
+        least[i] = most[i] = x[0];
+    for (uint32_t i = 0; i < n; i += 8)
+        ops->widen(least, most, x + i, CST_MIN(8, n - i));
+    *low = least[0];
+    *high = most[0];
+    for (uint32_t i = 1; i < 8; i++) {
+        *low = CST_MIN(*low, least[i]);
+        *high = CST_MAX(*high, most[i]);
     }
 }
 
-/* The same of each group of one row. */
-static void find_group_ranges(float *low, float *high, const float *x, const struct parts *p) {
+static void find_group_ranges(float *low, float *high, const float *x, const struct parts *p,
+                              const struct cst_codec_ops *ops) {
     for (uint32_t g = 0; g < p->per_row; g++) {
-        uint32_t first = g * p->length, end = CST_MIN(first + p->length, p->shape.channels);
-        float least = x[first], most = x[first];
+        uint32_t first = g * p->length;
 
-        for (uint32_t c = first + 1; c < end; c++) {
-            least = CST_MIN(least, x[c]);
-            most = CST_MAX(most, x[c]);
-        }
-        low[g] = least;
-        high[g] = most;
+        find_range(&low[g], &high[g], x + first, CST_MIN(p->length, p->shape.channels - first),
+                   ops);
     }
 }
 
@@ -114,17 +121,6 @@ static bool put_parameters(uint8_t *dst, const struct parts *p, const struct cst
     return ok;
 }
 
-static void quantize(const struct cst_coded_rows *rows, const float *x, uint32_t n,
-                     const struct cst_coded_header *head) {
-    float least = head->flags & CST_CODED_ZEROS ? 0 : 1, most = (float)((1u << head->bits) - 1);
-
-    for (uint32_t c = 0; c < n; c++) {
-        float y = rows->a[c] > 0 ? (x[c] - rows->b[c]) / rows->a[c] : 0;
-
-        rows->codes[c] = (uint8_t)(CST_MAX(least, CST_MIN(most, y)) + 0.5f);
-    }
-}
-
 /* Stores the parameters of the groups that start with coded token n, and reads them back. */
 static bool encode_parameters(uint8_t *dst, const struct parts *p,
                               const struct cst_coded_header *head,
@@ -133,9 +129,9 @@ static bool encode_parameters(uint8_t *dst, const struct parts *p,
     bool by_channel = head->flags & CST_CODED_BY_CHANNEL;
 
     if (by_channel)
-        find_channel_ranges(rows->a, rows->b, x, CST_MIN(p->tokens, p->shape.coded - n), p);
+        find_channel_ranges(rows->a, rows->b, x, CST_MIN(p->tokens, p->shape.coded - n), p, ops);
     else
-        find_group_ranges(rows->a, rows->b, x, p);
+        find_group_ranges(rows->a, rows->b, x, p, ops);
     if (!put_parameters(dst, p, head, n, rows->a, rows->b) ||
         !get_parameters(rows, p, head, dst, n, ops))
         return false;
@@ -148,13 +144,14 @@ static bool encode_parameters(uint8_t *dst, const struct parts *p,
 
 static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
                         const struct cst_coded_rows *rows, const struct cst_codec_ops *ops) {
+    float least = head->flags & CST_CODED_ZEROS ? 0 : 1, most = (float)((1u << head->bits) - 1);
     const float *x = rows->x;
 
     memset(rows->codes, 0, p->shape.padded);
     for (uint32_t n = 0; n < p->shape.coded; n++, x += p->shape.padded) {
         if (n % p->tokens == 0 && !encode_parameters(dst, p, head, rows, x, n, ops))
             return false;
-        quantize(rows, x, p->shape.channels, head);
+        ops->to_codes(rows->codes, x, rows->a, rows->b, least, most, p->shape.channels);
         cst_coded_pack(dst + p->codes + n * p->shape.row_bytes, rows->codes, p->shape.padded,
                        head->bits);
     }

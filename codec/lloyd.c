@@ -7,7 +7,9 @@
  *
  * Heads whose size isn't a power of two are cut into blocks that are, the largest first: 80 = 64
  * + 16. The mean of each channel is taken off first where that saves more than the 16 bits that it
- * takes: halving the energy is worth half a bit a value.
+ * takes: halving the energy is worth half a bit a value. It is then set to what gives decoded
+ * values the mean of the original ones, so that a block that is coded again and again doesn't
+ * wander.
  */
 #include "codec/coded.h"
 #include "codec/fixed_math.h"
@@ -50,20 +52,53 @@ static float block_unit(uint32_t n) {
     return cst_coded_unit(-(log2 / 2)) * (log2 % 2 ? 0x1.6a09e6p-1f : 1.0f);
 }
 
+/* Coded token t as it was before its means were taken off, or without them (NULL), to rows->x.
+ * Tokens go up from 0; norms are read for as many as fit into a row. */
+static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
+                       const uint8_t *src, const struct cst_coded_header *head, const float *mean,
+                       const struct cst_codec_ops *ops) {
+    uint32_t at_once = p->shape.padded / p->heads, n = CST_MIN(at_once, p->shape.coded - t);
+    const float *level = cst_lloyd_levels(head->bits), *norm = rows->b + t % at_once * p->heads;
+
+    if (t % at_once == 0 && !ops->halves(rows->b, src + p->norms + 2 * (size_t)t * p->heads,
+                                         cst_coded_unit(head->exponent), (size_t)n * p->heads))
+        return false;
+    ops->unpack(rows->codes, src + p->codes + t * p->shape.row_bytes, p->shape.padded, head->bits);
+    for (uint32_t h = 0, c = 0; h < p->heads; h++) {
+        for (uint32_t end = c + p->dims; c < end; c += n) {
+            n = block_size(end - c);
+            ops->hadamard_levels(rows->x + c, rows->codes + c, level, head->bits,
+                                 norm[h] * block_unit(n), mean ? mean + c : NULL, n);
+        }
+    }
+    return true;
+}
+
 /* ---- encode ---------------------------------------------------------------------------------- */
 
-/* Channel means, rounded as they are stored, to `mean`. `b` is scratch. */
-static bool find_means(float *mean, uint8_t *b, const float *x, const struct parts *p, int exponent,
-                       const struct cst_codec_ops *ops) {
-    double *sum = (void *)b;
+/* What finding the means needs, in w->b: a segment has at least 16 tokens of 2 bytes a channel. */
+struct sums {
+    double *mean, *deviation, *energy;
+    float *zero;
+};
 
-    memset(sum, 0, p->shape.channels * sizeof(*sum));
+static struct sums sums_init(uint8_t *b, uint32_t channels) {
+    double *d = (void *)b;
+
+    memset(b, 0, channels * (3 * sizeof(double) + sizeof(float)));
+    return (struct sums){ d, d + channels, d + 2 * channels, (void *)(d + 3 * channels) };
+}
+
+/* Channel means, and as fp16 holds them. */
+static bool find_means(float *mean, const struct sums *s, const float *x, const struct parts *p,
+                       int exponent, const struct cst_codec_ops *ops) {
     for (uint32_t t = 0; t < p->shape.coded; t++)
-        ops->add(sum, x + (size_t)t * p->shape.padded, p->shape.channels);
+        ops->add(s->mean, x + (size_t)t * p->shape.padded, p->shape.channels);
     for (uint32_t c = 0; c < p->shape.channels; c++) {
         uint8_t half[2];
 
-        if (!cst_coded_put(half, (float)(sum[c] / p->shape.coded), exponent))
+        s->mean[c] /= p->shape.coded;
+        if (!cst_coded_put(half, (float)s->mean[c], exponent))
             return false;
         mean[c] = cst_f16_to_f32(cst_load16(half)) * cst_coded_unit(exponent);
     }
@@ -71,25 +106,22 @@ static bool find_means(float *mean, uint8_t *b, const float *x, const struct par
 }
 
 /* Whether the bits that means save, log2(energy / deviation) / 2 a value, exceed their own. */
-static bool means_pay(const float *mean, const float *x, const struct parts *p) {
+static bool means_pay(const struct sums *s, const float *x, const struct parts *p,
+                      const struct cst_codec_ops *ops) {
     double energy = 0, deviation = 0;
 
-    for (uint32_t t = 0; t < p->shape.coded; t++, x += p->shape.padded) {
-        for (uint32_t c = 0; c < p->shape.channels; c++) {
-            double v = (double)x[c], d = v - (double)mean[c];
-
-            energy += v * v;
-            deviation += d * d;
-        }
+    for (uint32_t t = 0; t < p->shape.coded; t++)
+        ops->moments(s->deviation, s->energy, s->mean, x + (size_t)t * p->shape.padded, s->zero,
+                     p->shape.channels);
+    for (uint32_t c = 0; c < p->shape.channels; c++) {
+        energy += s->energy[c];
+        deviation += s->deviation[c];
     }
     /* 2^(2 * 16 / tokens) */
     return energy > deviation * cst_fixed_exp(22.180709777918249 / p->shape.coded);
 }
 
-static void take_means(uint8_t *dst, float *x, const float *mean, const struct parts *p,
-                       int exponent) {
-    for (uint32_t c = 0; c < p->shape.channels; c++)
-        (void)cst_coded_put(dst + p->means + 2 * (size_t)c, mean[c], exponent);
+static void take_means(float *x, const float *mean, const struct parts *p) {
     for (uint32_t t = 0; t < p->shape.coded; t++, x += p->shape.padded) {
         for (uint32_t c = 0; c < p->shape.channels; c++)
             x[c] -= mean[c];
@@ -108,42 +140,62 @@ static void transform(float *x, uint32_t dims, const struct cst_codec_ops *ops) 
     }
 }
 
-/* The code of the level nearest to x: how many midpoints lie below it. */
-static uint8_t nearest(float x, const float *midpoint, unsigned bits) {
-    unsigned code = 0;
-
-    for (unsigned step = 1u << (bits - 1); step; step /= 2)
-        code += x > midpoint[code + step - 1] ? step : 0;
-    return (uint8_t)code;
-}
-
 struct codebook {
     unsigned bits;
     const float *level;
+    double square[256]; /* of a level */
     float midpoint[255];
 };
 
 static void codebook_init(struct codebook *b, unsigned bits) {
     b->bits = bits;
     b->level = cst_lloyd_levels(bits);
+    for (unsigned i = 0; i < 1u << bits; i++)
+        b->square[i] = (double)b->level[i] * (double)b->level[i];
     for (unsigned i = 0; i + 1 < 1u << bits; i++)
         b->midpoint[i] = (b->level[i] + b->level[i + 1]) * 0.5f;
 }
 
+/* Sums of squares, by four sums in turn so that no addition waits for the one before. */
+static double energy_of(const float *x, uint32_t n) {
+    double a = 0, b = 0, c = 0, d = 0;
+    uint32_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        a += (double)x[i] * (double)x[i];
+        b += (double)x[i + 1] * (double)x[i + 1];
+        c += (double)x[i + 2] * (double)x[i + 2];
+        d += (double)x[i + 3] * (double)x[i + 3];
+    }
+    for (; i < n; i++)
+        a += (double)x[i] * (double)x[i];
+    return (a + b) + (c + d);
+}
+
+static double energy_of_codes(const uint8_t *codes, const struct codebook *book, uint32_t n) {
+    double a = 0, b = 0, c = 0, d = 0;
+    uint32_t i = 0;
+
+    for (; i + 4 <= n; i += 4) {
+        a += book->square[codes[i]];
+        b += book->square[codes[i + 1]];
+        c += book->square[codes[i + 2]];
+        d += book->square[codes[i + 3]];
+    }
+    for (; i < n; i++)
+        a += book->square[codes[i]];
+    return (a + b) + (c + d);
+}
+
 /* One transformed head; false when its norm is too large for fp16. */
 static bool encode_head(uint8_t *codes, uint8_t *norm, const float *x, uint32_t dims,
-                        const struct codebook *book, int exponent) {
-    double energy = 0, decoded = 0;
-    float scale;
+                        const struct codebook *book, int exponent,
+                        const struct cst_codec_ops *ops) {
+    double energy = energy_of(x, dims);
+    float scale = energy > 0 ? (float)sqrt(dims / energy) : 0;
 
-    for (uint32_t i = 0; i < dims; i++)
-        energy += (double)x[i] * (double)x[i];
-    scale = energy > 0 ? (float)sqrt(dims / energy) : 0;
-    for (uint32_t i = 0; i < dims; i++) {
-        codes[i] = nearest(x[i] * scale, book->midpoint, book->bits);
-        decoded += (double)book->level[codes[i]] * (double)book->level[codes[i]];
-    }
-    return cst_coded_put(norm, (float)sqrt(energy / decoded), exponent);
+    ops->nearest(codes, x, scale, book->midpoint, book->bits, dims);
+    return cst_coded_put(norm, (float)sqrt(energy / energy_of_codes(codes, book, dims)), exponent);
 }
 
 static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
@@ -159,7 +211,7 @@ static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_co
 
             transform(x + h * p->dims, p->dims, ops);
             if (!encode_head(rows->codes + h * p->dims, norm, x + h * p->dims, p->dims, &book,
-                             head->exponent))
+                             head->exponent, ops))
                 return false;
         }
         cst_coded_pack(dst + p->codes + t * p->shape.row_bytes, rows->codes, p->shape.padded,
@@ -168,23 +220,44 @@ static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_co
     return true;
 }
 
+/* Stores the means of the channels less those of what was coded of them. */
+static bool put_means(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
+                      const struct cst_coded_rows *rows, const struct sums *s,
+                      const struct cst_codec_ops *ops) {
+    double *coded = s->energy;
+    bool ok = true;
+
+    memset(coded, 0, p->shape.channels * sizeof(*coded));
+    for (uint32_t t = 0; t < p->shape.coded && ok; t++) {
+        ok = decode_row(rows, p, t, dst, head, NULL, ops);
+        ops->add(coded, rows->x, p->shape.channels);
+    }
+    for (uint32_t c = 0; c < p->shape.channels; c++)
+        ok &= cst_coded_put(dst + p->means + 2 * (size_t)c,
+                            (float)(s->mean[c] - coded[c] / p->shape.coded), head->exponent);
+    return ok;
+}
+
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                         unsigned bits, bool means, const struct cst_codec_work *w, float *error) {
     struct cst_coded_header head = { .bits = (uint8_t)bits,
                                      .flags = s->rotated ? CST_CODED_UNROTATED : 0 };
     struct cst_coded_rows rows = cst_coded_rows(s, w);
     struct parts p = parts_of(s, &head);
+    struct sums sums;
 
     if (p.end >= s->length || !cst_coded_load(&head, seg, s, w))
         return 0;
+    sums = sums_init(w->b, p.shape.channels);
     if (means && p.end + 2 * (uint64_t)p.shape.channels < s->length &&
-        find_means(rows.a, w->b, rows.x, &p, head.exponent, w->ops) &&
-        means_pay(rows.a, rows.x, &p)) {
+        find_means(rows.a, &sums, rows.x, &p, head.exponent, w->ops) &&
+        means_pay(&sums, rows.x, &p, w->ops)) {
         head.flags |= CST_CODED_MEAN;
         p = parts_of(s, &head);
-        take_means(dst, rows.x, rows.a, &p, head.exponent);
+        take_means(rows.x, rows.a, &p);
     }
-    if (!encode_rows(dst, &p, &head, &rows, w->ops))
+    if (!encode_rows(dst, &p, &head, &rows, w->ops) ||
+        (head.flags & CST_CODED_MEAN && !put_means(dst, &p, &head, &rows, &sums, w->ops)))
         return 0;
     memcpy(dst, &head, sizeof(head));
     cst_stage_save_sinks(dst + sizeof(head), seg, s);
@@ -193,46 +266,24 @@ size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-/* One token's heads; mean may be NULL. */
-static void decode_row(const struct cst_coded_rows *rows, const struct parts *p, const float *norm,
-                       const float *mean, unsigned bits, const struct cst_codec_ops *ops) {
-    const float *level = cst_lloyd_levels(bits);
-
-    for (uint32_t h = 0, c = 0; h < p->heads; h++) {
-        for (uint32_t end = c + p->dims, n; c < end; c += n) {
-            n = block_size(end - c);
-            ops->hadamard_levels(rows->x + c, rows->codes + c, level, bits, norm[h] * block_unit(n),
-                                 mean ? mean + c : NULL, n);
-        }
-    }
-}
-
 bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w) {
     struct cst_coded_rows rows = cst_coded_rows(s, w);
     struct cst_coded_header head;
+    const float *mean;
     struct parts p;
-    uint32_t at_once; /* tokens whose norms fit into a row */
-    float unit;
 
     if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || head.group)
         return false;
     p = parts_of(s, &head);
-    unit = cst_coded_unit(head.exponent);
-    if (len != p.end || (head.flags & CST_CODED_MEAN &&
-                         !w->ops->halves(rows.a, src + p.means, unit, p.shape.channels)))
+    if (len != p.end ||
+        (head.flags & CST_CODED_MEAN &&
+         !w->ops->halves(rows.a, src + p.means, cst_coded_unit(head.exponent), p.shape.channels)))
         return false;
-    at_once = p.shape.padded / p.heads;
+    mean = head.flags & CST_CODED_MEAN ? rows.a : NULL;
     for (uint32_t t = 0; t < p.shape.coded; t++) {
-        uint32_t n = CST_MIN(at_once, p.shape.coded - t);
-
-        if (t % at_once == 0 && !w->ops->halves(rows.b, src + p.norms + 2 * (size_t)t * p.heads,
-                                                unit, (size_t)n * p.heads))
+        if (!decode_row(&rows, &p, t, src, &head, mean, w->ops))
             return false;
-        w->ops->unpack(rows.codes, src + p.codes + t * p.shape.row_bytes, p.shape.padded,
-                       head.bits);
-        decode_row(&rows, &p, rows.b + t % at_once * p.heads,
-                   head.flags & CST_CODED_MEAN ? rows.a : NULL, head.bits, w->ops);
         cst_coded_store(seg, s, s->sinks + t, rows.x, &head, w);
     }
     return true;

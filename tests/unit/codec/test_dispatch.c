@@ -307,6 +307,74 @@ static void hadamard_of_levels(void **state) {
     }
 }
 
+static void nearest_levels(void **state) {
+    const struct cst_codec_ops *ops = *state;
+
+    for (unsigned bits = 1; bits <= 8; bits++) {
+        float midpoint[255], x[N];
+        uint8_t codes[N + 1];
+
+        for (unsigned k = 0; k < 255; k++)
+            midpoint[k] = (float)k - (float)(1u << bits) / 2;
+        for (size_t n = 0; n <= N; n++) {
+            codes[n] = 99;
+            for (size_t i = 0; i < n; i++) /* halves: ties included */
+                x[i] = (float)((int)(cst_seeded_random_next(&r) % 600) - 300);
+            ops->nearest(codes, x, 0.5f, midpoint, bits, n);
+            for (size_t i = 0; i < n; i++) {
+                unsigned want = 0;
+
+                for (unsigned k = 0; k + 1 < 1u << bits; k++)
+                    want += x[i] * 0.5f >= midpoint[k];
+                assert_int_equal(codes[i], want);
+            }
+            assert_int_equal(codes[n], 99);
+        }
+    }
+}
+
+static void codes_of_groups(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    float x[N] = { 0 }, scale[N] = { 0 }, zero[N] = { 0 };
+    uint8_t codes[N + 1];
+
+    for (size_t n = 0; n <= N; n++) {
+        fill_floats(zero, n);
+        for (size_t i = 0; i < n; i++) {
+            scale[i] = i % 9 ? 0.25f : 0; /* exact quotients */
+            zero[i] = roundf(zero[i] * 64) / 64;
+            x[i] = zero[i] + 0.125f * (float)((int)(cst_seeded_random_next(&r) % 40) - 4);
+        }
+        codes[n] = 99;
+        ops->to_codes(codes, x, scale, zero, 1, 15, n);
+        for (size_t i = 0; i < n; i++) {
+            double y = i % 9 ? ((double)x[i] - (double)zero[i]) / 0.25 : 0;
+
+            assert_int_equal(codes[i], (int)floor(fmax(1, fmin(15, y)) + 0.5));
+        }
+        assert_int_equal(codes[n], 99);
+    }
+}
+
+static void widened_ranges(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    float low[68], high[68], x[67], l[67], h[67];
+
+    for (size_t n = 0; n <= 67; n++) {
+        fill_floats(x, 67);
+        fill_floats(low, 67);
+        memcpy(high, low, sizeof(high));
+        memcpy(l, low, sizeof(l));
+        low[n] = high[n] = 99;
+        for (size_t i = 0; i < n; i++)
+            h[i] = fmaxf(l[i], x[i]), l[i] = fminf(l[i], x[i]);
+        ops->widen(low, high, x, n);
+        assert_memory_equal(low, l, n * sizeof(*l));
+        assert_memory_equal(high, h, n * sizeof(*h));
+        assert_true(low[n] == 99 && high[n] == 99);
+    }
+}
+
 static void turned_pairs(void **state) {
     const struct cst_codec_ops *ops = *state, *ref = cst_codec_ops_portable();
     float c[37], s[37], x[75], y[75], was[75];
@@ -411,8 +479,9 @@ static int run(const struct cst_codec_ops *ops) {
         ROW(table_entries, ops),      ROW(the_best_set_is_one_of_them, ops),
         ROW(unpacked_codes, ops),     ROW(halves_are_scaled_and_checked, ops),
         ROW(affine_values, ops),      ROW(hadamard_by_its_matrix, ops),
-        ROW(hadamard_of_levels, ops), ROW(turned_pairs, ops),
-        ROW(rounded_values, ops),
+        ROW(hadamard_of_levels, ops), ROW(nearest_levels, ops),
+        ROW(codes_of_groups, ops),    ROW(widened_ranges, ops),
+        ROW(turned_pairs, ops),       ROW(rounded_values, ops),
     };
 
     cst_seeded_random_init(&r, 11);

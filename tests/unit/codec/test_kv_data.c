@@ -11,6 +11,8 @@
 #include "tests/unit/codec/codec_case.h"
 #include "tests/unit/codec/kv_fixture.h"
 
+#include "codec/dtype.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +49,41 @@ static void check_block(struct case_block *c, uint32_t position, struct sums *su
     sums->turboquant += c->frame_len;
 }
 
+/* Squared error of the decoded block against the one that it was made from first. */
+static double squared_error(const struct case_block *c, const uint8_t *original) {
+    double sum = 0;
+
+    for (uint64_t at = 0; at < c->desc.block_bytes; at += 2) {
+        double e = (double)cst_dtype_load(CST_DTYPE_BF16, original + at) -
+                   (double)cst_dtype_load(CST_DTYPE_BF16, c->out + at);
+
+        sum += e * e;
+    }
+    return sum;
+}
+
+/* A block that is decoded and encoded again ten times keeps its error within a tenth. */
+static void check_drift(struct case_block *c, uint32_t position) {
+    uint8_t *original = test_malloc(c->desc.block_bytes);
+
+    memcpy(original, c->block, c->desc.block_bytes);
+    for (uint32_t preset = CST_PRESET_INT8; preset < CST_PRESETS; preset++) {
+        struct cst_encode_params p = { preset, TOKENS, position, 1 };
+        double first = 0;
+
+        for (int round = 0; round <= 10; round++) {
+            assert_int_equal(case_encode(c, &p, NULL), 0);
+            assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+            memcpy(c->block, c->out, c->desc.block_bytes);
+            if (round == 0)
+                first = squared_error(c, original);
+        }
+        assert_true(squared_error(c, original) <= 1.1 * 1.1 * first);
+        memcpy(c->block, original, c->desc.block_bytes);
+    }
+    test_free(original);
+}
+
 /* Blocks of the two tensors, whose first token is at `position`, in one order of axes. */
 static struct sums check_tensors(const struct kv_tensor *k, const struct kv_tensor *v,
                                  uint32_t layers, uint32_t position, enum case_order order,
@@ -76,6 +113,8 @@ static struct sums check_tensors(const struct kv_tensor *k, const struct kv_tens
             }
         }
         check_block(c, position + first, &sums);
+        if (rotated && first == 0)
+            check_drift(c, position);
     }
     return sums;
 }
