@@ -97,7 +97,6 @@ struct cistern_slot {
     uint8_t *data;
     size_t size;
     uint64_t id;
-    uint64_t parent; /* id of the slot that holds its parent block; 0: another's or stored */
     uint32_t generation, tokens;
     bool held;
 };

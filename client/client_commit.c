@@ -64,18 +64,6 @@ static int32_t end_unsent(const cistern_client *c, cistern_slot *slot) {
     return CISTERN_E_DISCONNECTED;
 }
 
-/* The daemon copies blocks in any order: one that landed before its parent was told PENDING, and
- * became visible with that parent, before this answer. */
-static int32_t settled(const struct batch *b, size_t i) {
-    bool beside_parent = i && b->slots[i]->parent == b->slots[i - 1]->id;
-
-    if (b->statuses[i] != CISTERN_E_PENDING || !beside_parent)
-        return b->statuses[i];
-    return b->statuses[i - 1] == CISTERN_OK || b->statuses[i - 1] == CISTERN_E_PRESENT
-               ? CISTERN_OK
-               : CISTERN_E_PENDING;
-}
-
 static int32_t commit_reply(struct cst_call *call, const struct cst_packet *packet,
                             struct cst_fds *fds) {
     struct batch *b = cst_container_of(call, struct batch, call);
@@ -83,10 +71,8 @@ static int32_t commit_reply(struct cst_call *call, const struct cst_packet *pack
 
     if (!reply || reply->statuses.len != 2 * b->n)
         return cst_call_corrupt(call, "Commit");
-    for (size_t i = 0; i < b->n; i++) {
+    for (size_t i = 0; i < b->n; i++)
         b->statuses[i] = cst_status_to_api(cst_load16(reply->statuses.data + 2 * i));
-        b->statuses[i] = settled(b, i);
-    }
     return CISTERN_OK;
 }
 

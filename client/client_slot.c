@@ -206,7 +206,6 @@ static int32_t reserve_run(struct reserve *r, const struct run *run, enum cst_ne
             r->slots[i] = NULL;
         } else {
             r->slots[i]->held = true;
-            r->slots[i]->parent = i && r->slots[i - 1] ? r->slots[i - 1]->id : 0;
         }
     }
     return status;

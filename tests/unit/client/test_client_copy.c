@@ -274,29 +274,6 @@ static void test_other_writer_in_the_middle(void **state) {
     fake_unlock(x->f);
 }
 
-/* The daemon copies blocks in any order: a child may be told PENDING beside its parent. */
-static bool pending_children(struct fake_daemon *f, struct fake_connection *c,
-                             const struct cst_packet *packet) {
-    Cistern__V1__CommitReply reply = CISTERN__V1__COMMIT_REPLY__INIT;
-    uint8_t statuses[2 * 4] = { 0, 0, CST_STATUS_PENDING, 0, 0, 0, CST_STATUS_PENDING, 0 };
-
-    if (packet->type != CST_MSG_COMMIT)
-        return false;
-    reply.statuses = (ProtobufCBinaryData){ sizeof(statuses), statuses };
-    fake_reply(f, c, packet, &reply.base);
-    return true;
-}
-
-static void test_pending_is_settled(void **state) {
-    struct fake_fixture *x = *state;
-
-    prepare(x, 0);
-    fake_set_hook(x->f, pending_children, NULL);
-    assert_int_equal(put(x, 4), CISTERN_OK);
-    for (size_t i = 0; i < 4; i++)
-        assert_int_equal(p.statuses[i], CISTERN_OK);
-}
-
 static void test_put_lost(void **state) {
     struct fake_fixture *x = *state;
 
@@ -328,7 +305,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_put_in_rounds, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_put_flat, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_other_writer_in_the_middle, fake_setup, fake_teardown),
-        cmocka_unit_test_setup_teardown(test_pending_is_settled, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_put_lost, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_arguments, fake_setup, fake_teardown),
     };

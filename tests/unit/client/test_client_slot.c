@@ -134,79 +134,6 @@ static void test_surprisals(void **state) {
     fake_unlock(x->f);
 }
 
-/* What the daemon says of four slots that are committed at once. */
-static bool say_statuses(struct fake_daemon *f, struct fake_connection *c,
-                         const struct cst_packet *p) {
-    Cistern__V1__CommitReply reply = CISTERN__V1__COMMIT_REPLY__INIT;
-
-    if (p->type != CST_MSG_COMMIT)
-        return false;
-    reply.statuses = (ProtobufCBinaryData){ 8, f->hook_arg };
-    fake_reply(f, c, p, &reply.base);
-    return true;
-}
-
-struct pending_row {
-    const char *name;
-    uint8_t told[8];
-    int32_t expected[4];
-};
-
-/* A block that landed before its parent became visible with it; no parent, no such promise. */
-static const struct pending_row pending_rows[] = {
-    { "beside their parents",
-      { 0, 0, CST_STATUS_PENDING, 0, CST_STATUS_PENDING, 0, 0, 0 },
-      { CISTERN_OK, CISTERN_OK, CISTERN_OK, CISTERN_OK } },
-    { "parent written by another",
-      { CST_STATUS_PRESENT, 0, CST_STATUS_PENDING, 0, 0, 0, 0, 0 },
-      { CISTERN_E_PRESENT, CISTERN_OK, CISTERN_OK, CISTERN_OK } },
-    { "first one's parent is another's",
-      { CST_STATUS_PENDING, 0, CST_STATUS_PENDING, 0, 0, 0, CST_STATUS_PENDING, 0 },
-      { CISTERN_E_PENDING, CISTERN_E_PENDING, CISTERN_OK, CISTERN_OK } },
-    { "parent gone",
-      { CST_STATUS_PARENT_MISSING, 0, CST_STATUS_PENDING, 0, 0, 0, 0, 0 },
-      { CISTERN_E_PARENT_MISSING, CISTERN_E_PENDING, CISTERN_OK, CISTERN_OK } },
-};
-
-static void test_pending(void **state) {
-    struct pending_row row = **(struct pending_row **)state;
-    uint32_t tokens[4 * BT];
-    uint8_t keys[4 * 32];
-    cistern_slot *slots[4];
-    int32_t statuses[4];
-    void *fixture;
-    struct fake_fixture *x;
-
-    fake_setup(&fixture);
-    x = fixture;
-    fake_prompt(x->f, x->space, tokens, 4 * BT, keys, 0);
-    fake_set_hook(x->f, say_statuses, row.told);
-    assert_int_equal(cistern_reserve(x->space, NULL, keys, tokens, 4 * BT, 4, slots, statuses),
-                     CISTERN_OK);
-    assert_int_equal(cistern_commit(x->space, slots, 4, NULL, statuses), CISTERN_OK);
-    assert_memory_equal(statuses, row.expected, sizeof(statuses));
-    fake_teardown(&fixture);
-}
-
-/* Slots of two calls are no chain, whatever their order. */
-static void test_pending_of_two_calls(void **state) {
-    struct fake_fixture *x = *state;
-    uint8_t told[8] = { 0, 0, CST_STATUS_PENDING };
-    uint32_t tokens[4 * BT];
-    uint8_t keys[4 * 32];
-    cistern_slot *slots[4];
-    int32_t statuses[4];
-
-    fake_prompt(x->f, x->space, tokens, 4 * BT, keys, 0);
-    for (size_t i = 0; i < 4; i++)
-        assert_int_equal(cistern_reserve(x->space, i ? keys + 32 * (i - 1) : NULL, keys + 32 * i,
-                                         tokens + i * BT, BT, 1, &slots[i], &statuses[i]),
-                         CISTERN_OK);
-    fake_set_hook(x->f, say_statuses, told);
-    assert_int_equal(cistern_commit(x->space, slots, 4, NULL, statuses), CISTERN_OK);
-    assert_int_equal(statuses[1], CISTERN_E_PENDING);
-}
-
 static void test_wrong_surprisals(void **state) {
     struct fake_fixture *x = *state;
     uint32_t tokens[BT];
@@ -596,7 +523,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_store, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_chain_from_the_middle, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_surprisals, fake_setup, fake_teardown),
-        cmocka_unit_test_setup_teardown(test_pending_of_two_calls, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_wrong_surprisals, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_the_same_slot_twice, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_long_chain, fake_setup, fake_teardown),
@@ -609,6 +535,5 @@ int main(void) {
         cmocka_unit_test(test_late_staging),
     };
 
-    return cst_run_rows(pending_rows, test_pending) + cst_run_rows(lie_rows, test_lie) +
-           cmocka_run_group_tests(tests, NULL, NULL);
+    return cst_run_rows(lie_rows, test_lie) + cmocka_run_group_tests(tests, NULL, NULL);
 }
