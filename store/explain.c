@@ -166,9 +166,14 @@ void cst_space_explain(struct cst_space *space, const uint8_t *keys, size_t n, c
         (void)snprintf(out->reason, sizeof(out->reason), "all %zu blocks are stored%s", n, more);
         return;
     }
+    /* Other fingerprints mean other keys: a space that differs in more than its class never has
+     * these, and is still what the asker wants to hear about. */
     if (out->has_nearest && out->nearest_present > present)
         (void)snprintf(more, sizeof(more), "; %zu are in a space with another %s",
                        out->nearest_present, out->field);
+    else if (out->has_nearest && !space->stats.blocks)
+        (void)snprintf(more, sizeof(more), "; the nearest space that holds blocks has another %s",
+                       out->field);
     (void)snprintf(out->reason, sizeof(out->reason), "%zu of %zu blocks are stored; block %zu %s%s",
                    present, n, present, why_absent(space, keys, present), more);
 }

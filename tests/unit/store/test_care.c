@@ -469,6 +469,7 @@ static void misses_are_explained(void **state) {
     assert_true(e.has_nearest);
     assert_int_equal(e.nearest[0], 2);
     assert_string_equal(e.field, "content_id");
+    assert_non_null(strstr(e.reason, "the nearest space that holds blocks has another content_id"));
     world_store_chain(w, lossy, root, 5, 4, keys);
     cst_space_explain(s, keys, 4, NULL, 0, &e);
     assert_int_equal(e.nearest_present, 4);
