@@ -212,7 +212,10 @@ def others_view(path: str) -> list[Any]:
         note(p.call("Stats", space=p.space))
         note(p.call("Spaces"))
         note(p.call("Blocks", space=p.space))
-        seen.append([s for s in p.put(TOKENS)])
+        slots = p.reserve(prompt("b's own", 2))
+        seen.append([[s.status, s.id, s.offset, s.length] for s in slots])
+        ok(p.call("Abort", slots=wire.u64s(*(s.id for s in slots))))
+        seen.append(p.put(TOKENS))
         leases = p.acquire(KEYS)
         for lease in leases:
             names.setdefault(lease.slab, f"slab {len(names)}")
