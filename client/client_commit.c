@@ -107,6 +107,8 @@ static size_t commit_some(struct batch *b, cistern_slot *const *slots, size_t n,
     *status = commit_batch(b, options, *tokens);
     for (size_t i = 0; *status && i < b->n; i++)
         b->statuses[i] = *status;
+    if (*status) /* a Commit that is refused as a whole leaves its slots open */
+        cst_slot_post_abort(b->client, b->ids, b->n);
     put_all(b);
     *tokens += b->n_tokens;
     return b->n;

@@ -59,7 +59,7 @@ static cistern_slot *slot_get(cistern_space *space, uint32_t tokens) {
     return slot;
 }
 
-static void post_abort(cistern_client *c, uint8_t *ids, size_t n) {
+void cst_slot_post_abort(cistern_client *c, uint8_t *ids, size_t n) {
     Cistern__V1__Abort message = CISTERN__V1__ABORT__INIT;
 
     message.slots = (ProtobufCBinaryData){ .data = ids, .len = 8 * n };
@@ -91,11 +91,11 @@ static void abort_records(cistern_client *c, const ProtobufCBinaryData *records)
             continue;
         memcpy(ids + 8 * used++, &record.slot, sizeof(record.slot));
         if (used == ABORT_MAX) {
-            post_abort(c, ids, used);
+            cst_slot_post_abort(c, ids, used);
             used = 0;
         }
     }
-    post_abort(c, ids, used);
+    cst_slot_post_abort(c, ids, used);
 }
 
 /* False: the record is a lie. */

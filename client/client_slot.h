@@ -20,5 +20,8 @@ bool cst_slot_is_live(const cistern_slot *slot);
 /* Lock held. Ends the handle; the daemon is not told. */
 void cst_slot_put(cistern_slot *slot);
 
+/* Lock held. Gives slots back without waiting; n ids of 8 bytes. */
+void cst_slot_post_abort(cistern_client *c, uint8_t *ids, size_t n);
+
 /* Lock held. A Reserve that its caller no longer waits for: gives the slots back. */
 void cst_slot_late_reply(cistern_client *c, const struct cst_packet *packet);

@@ -134,6 +134,32 @@ static void test_surprisals(void **state) {
     fake_unlock(x->f);
 }
 
+static bool refuse_commits(struct fake_daemon *f, struct fake_connection *c,
+                           const struct cst_packet *p) {
+    if (p->type == CST_MSG_COMMIT)
+        fake_error(f, c, p, CST_STATUS_BUSY);
+    return p->type == CST_MSG_COMMIT;
+}
+
+/* The handles end, so the daemon's slots must, too: nobody could name them any more. */
+static void test_a_refused_commit_leaves_no_slots(void **state) {
+    struct fake_fixture *x = *state;
+    uint32_t tokens[3 * BT];
+    uint8_t keys[3 * 32];
+    cistern_slot *slots[3];
+    int32_t statuses[3];
+
+    fake_prompt(x->f, x->space, tokens, 3 * BT, keys, 0);
+    assert_int_equal(cistern_reserve(x->space, NULL, keys, tokens, 3 * BT, 3, slots, statuses),
+                     CISTERN_OK);
+    fake_set_hook(x->f, refuse_commits, NULL);
+    assert_int_equal(cistern_commit(x->space, slots, 3, NULL, statuses), CISTERN_E_BUSY);
+    fake_wait(x->f, CST_MSG_ABORT, 1);
+    fake_lock(x->f);
+    assert_int_equal(x->f->n_aborted, 3);
+    fake_unlock(x->f);
+}
+
 static void test_wrong_surprisals(void **state) {
     struct fake_fixture *x = *state;
     uint32_t tokens[BT];
@@ -523,6 +549,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_store, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_chain_from_the_middle, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_surprisals, fake_setup, fake_teardown),
+        cmocka_unit_test_setup_teardown(test_a_refused_commit_leaves_no_slots, fake_setup,
+                                        fake_teardown),
         cmocka_unit_test_setup_teardown(test_wrong_surprisals, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_the_same_slot_twice, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_long_chain, fake_setup, fake_teardown),
