@@ -99,8 +99,10 @@ def tokens_view(tokens: Tokens) -> memoryview:
         return view
     items = view if view is not None else tokens
     try:
-        return memoryview(array.array("I", items.tolist() if hasattr(items, "tolist") else items))
-    except (OverflowError, TypeError) as error:
+        if hasattr(tokens, "tolist"):  # numpy knows more formats than memoryview
+            items = tokens.tolist()
+        return memoryview(array.array("I", items))
+    except (OverflowError, TypeError, NotImplementedError) as error:
         raise ValueError(f"token ids are integers from 0 to 4294967295: {error}") from error
 
 

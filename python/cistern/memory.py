@@ -9,6 +9,7 @@ as nobody can touch its bytes any more: no dangling pointer, no exception in a `
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -287,7 +288,7 @@ class Slot:
 
 class Slots(Sequence["Slot | None"]):
     """What reserve() got: one entry per key, None where `statuses` says why not (PRESENT: stored
-    already). A context manager: leaving it without commit() aborts."""
+    already). A context manager: leaving it without commit() aborts, and so does losing it."""
 
     def __init__(
         self, space: Space, handle: Handle, keys: Keys, pointers: Any, statuses: list[Status]
@@ -328,10 +329,9 @@ class Slots(Sequence["Slot | None"]):
         was first. PARENT_MISSING: an ancestor was given up. `surprisals` are bits per token, for
         all tokens of the given slots in order, by the predictor `prediction` (0: the engine).
         """
-        space, pointers, where = self._take()
         options = ffi.NULL
         keep: Any = None
-        if surprisals is not None:
+        if surprisals is not None:  # before the slots are taken: what is wrong here raises
             keep, n = surprisals_to_c(surprisals)
             options = ffi.new(
                 "cistern_commit_options *",
@@ -342,6 +342,7 @@ class Slots(Sequence["Slot | None"]):
                     "n_surprisals": n,
                 },
             )
+        space, pointers, where = self._take()
         if not where:
             return self.statuses
         results = ffi.new("int32_t[]", len(where))
@@ -359,6 +360,11 @@ class Slots(Sequence["Slot | None"]):
         space, pointers, where = self._take()
         if where:
             lib().cistern_abort(space.pointer(), pointers, len(where))
+
+    def __del__(self) -> None:
+        if self._space is not None and not sys.is_finalizing():
+            with contextlib.suppress(Misuse):  # the space has been closed, and that aborted them
+                self.abort()
 
     def _take(self) -> tuple[Space, Any, list[int]]:
         """Ends the use of the slots; the C slots that exist and their positions."""

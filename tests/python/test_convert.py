@@ -24,8 +24,9 @@ IDS = [0, 1, 70000, 2**32 - 1]
         numpy.array(IDS, numpy.uint32),
         numpy.array(IDS, numpy.int64),
         numpy.repeat(numpy.array(IDS, numpy.uint32), 2)[::2],
+        numpy.array(IDS, ">i8"),
     ],
-    ids=["list", "tuple", "iterator", "array-I", "array-q", "uint32", "int64", "strided"],
+    ids=["list", "tuple", "iterator", "array-I", "array-q", "uint32", "int64", "strided", "big"],
 )
 def test_tokens_of_every_shape_are_the_same_ids(tokens: object) -> None:
     assert tokens_view(tokens).tolist() == IDS
