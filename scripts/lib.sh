@@ -25,13 +25,13 @@ show_help() {
 
 # setup_build DIR MESON-OPTION...: makes the build folder, or brings an old one to these options
 setup_build() {
-    local dir=$1
+    local dir=$1 what=setup log
     shift
-    if [ -f "$dir/build.ninja" ]; then
-        meson configure "$dir" "$@" >/dev/null
-    else
-        meson setup "$dir" "$@" >/dev/null
-    fi
+    [ ! -f "$dir/build.ninja" ] || what=configure
+    log=$(meson "$what" "$dir" "$@" 2>&1) || {
+        tail -20 <<<"$log" >&2
+        return 1
+    }
 }
 
 # percent: reads what ninja prints, tells each further tenth
