@@ -31,6 +31,9 @@ static const struct scheme kivi2_k = { .groups = { CST_CODED_ZEROS | CST_CODED_B
 static const struct scheme lloyd4 = { .lloyd = true, .bits = 4, .means = true };
 static const struct scheme lloyd3 = { .lloyd = true, .bits = 3 };
 
+/* The inner loops that encode() and decode() use; NULL: the best. */
+static const struct cst_codec_ops *forced;
+
 /* Encodes segment i into c->frame; its decoded form lies in stage->w.a. */
 static size_t encode(struct case_block *c, struct case_stage *stage, const struct scheme *scheme,
                      uint32_t i, uint32_t tokens, uint32_t first_position, float *error) {
@@ -38,6 +41,8 @@ static size_t encode(struct case_block *c, struct case_stage *stage, const struc
     struct cst_groups_params groups = scheme->groups;
 
     case_stage_init(stage, c, i, tokens, first_position);
+    if (forced)
+        stage->w.ops = forced;
     if (!stage->s.rotated)
         groups.flags &= (uint8_t)~CST_CODED_UNROTATED;
     if (scheme->lloyd)
@@ -189,6 +194,7 @@ static const struct row {
     { "kivi of 2 bits", &kivi2_k, 1, 20, 33, 9, 0, 0, 2 * 2 * 2 * 20, 6 },
     { "lloyd 4", &lloyd4, 2, 64, 64, 0, CST_ROPE_NORM, 64, 2 * 60 * 2, 64 },
     { "lloyd 4 of 80", &lloyd4, 2, 80, 64, 300, CST_ROPE_NEOX, 32, 2 * 64 * 2 + 2 * 160, 80 },
+    { "lloyd 4 of 128", &lloyd4, 1, 128, 64, 64, 0, 0, 2 * 64 + 2 * 128, 64 },
     { "lloyd 3 of 112", &lloyd3, 1, 112, 40, 3, 0, 0, 2 * 39, 42 },
     { "lloyd 3 of 7", &lloyd3, 3, 7, 64, 64, 0, 0, 2 * 64 * 3, 9 },
 };
@@ -232,6 +238,39 @@ static void streams_are_as_the_format_says(void **state) {
         }
         test_free(first);
     }
+}
+
+static void every_set_of_loops_gives_the_same(void **state) {
+    const struct cst_codec_ops *sets[] = { cst_codec_ops_portable(), cst_codec_ops_avx2(),
+                                           cst_codec_ops_avx512() };
+    const struct row *row = *state;
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_BF16, 64, 1, row->heads, row->dims, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    uint8_t *stream = test_malloc(c->desc.block_bytes), *block = test_malloc(c->desc.block_bytes);
+    struct case_stage stage;
+    size_t len = 0;
+
+    case_rotate_keys(c, row->rope, row->rope_dims);
+    case_fill_model(c, 9, row->tokens);
+    for (size_t k = 0; k < CST_COUNT(sets) && sets[k]; k++) {
+        size_t n;
+        float e;
+
+        forced = sets[k];
+        n = encode(c, &stage, row->scheme, 0, row->tokens, row->first_position, &e);
+        if (k == 0) {
+            memcpy(stream, c->frame, n);
+            memcpy(block, stage.w.a, stage.s.length);
+            len = n;
+        }
+        assert_int_equal(n, len);
+        assert_memory_equal(c->frame, stream, len);
+        assert_true(decode(c, &stage, row->scheme, c->out, len));
+        assert_memory_equal(c->out, block, stage.s.length);
+    }
+    forced = NULL;
+    test_free(stream);
+    test_free(block);
 }
 
 /* ---- heads -------------------------------------------------------------------------------------
@@ -567,6 +606,7 @@ int main(void) {
     };
 
     return cst_run_rows(rows, streams_are_as_the_format_says) +
+           cst_run_rows(rows, every_set_of_loops_gives_the_same) +
            cst_run_rows(distortions, levels_are_those_of_lloyd_and_max) +
            cst_run_rows(distortions, normal_values_have_that_distortion) +
            cmocka_run_group_tests(tests, NULL, NULL);
