@@ -3,8 +3,9 @@
  * Owns the client object: its birth, its end, and the way into and out of every call.
  *
  * Invariants: 1. cst_enter() answers CISTERN_OK only with the lock held, the connection up and the
- * space open on it; 2. nothing of a client is freed before its library thread has ended; 3. in a
- * forked child nothing but memory is touched: no lock that a lost thread may hold, no socket.
+ * space open on it, and never for a space that its caller closed: the daemon may have given its
+ * handle to another one; 2. nothing of a client is freed before its library thread has ended; 3. in
+ * a forked child nothing but memory is touched: no lock that a lost thread may hold, no socket.
  */
 #include "client/client.h"
 
@@ -43,18 +44,23 @@ int32_t cst_check_fork(const cistern_client *c) {
 /* ---- entering and leaving ---- */
 
 static bool is_ready(const cistern_client *c, const cistern_space *space, enum cst_need need) {
-    return c->conn.up && (!space || space->generation == c->conn.generation) &&
+    return c->conn.up && (!space || (space->open && space->generation == c->conn.generation)) &&
            (need == CST_NEED_NOTHING || c->map.staging);
 }
 
 /* `slow` and lock held. */
 static int32_t get_ready(cistern_client *c, cistern_space *space, enum cst_need need) {
-    int32_t status = c->conn.up ? CISTERN_OK : cst_conn_connect(c);
+    int32_t status;
 
+    if (space && !space->open) /* a submission that the close overtook */
+        return cst_client_fail(CISTERN_E_BAD_HANDLE, "the space has been closed");
+    status = c->conn.up ? CISTERN_OK : cst_conn_connect(c);
     if (!status && space && space->generation != c->conn.generation)
         status = cst_client_space_attach(space);
     if (!status && need != CST_NEED_NOTHING)
         status = cst_staging_fetch(c, space ? space->descriptor->block_bytes : 0);
+    if (!status && !is_ready(c, space, need)) /* lost since the last answer */
+        status = cst_client_fail(CISTERN_E_DISCONNECTED, "%s", c->conn.lost);
     return status;
 }
 

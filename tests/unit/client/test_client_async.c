@@ -3,6 +3,8 @@
 #include "tests/lib/check.h"
 #include "tests/unit/client/fake_daemon.h"
 
+#include "proto/status.h"
+
 #include <poll.h>
 #include <string.h>
 
@@ -225,6 +227,46 @@ static void test_close_with_a_queue(void **state) {
     fake_free(f);
 }
 
+/* Keeps the first LookupEach until the space is closed. */
+struct kept {
+    struct cst_packet lookup;
+    bool is_there;
+};
+
+static bool keep_first_lookup(struct fake_daemon *f, struct fake_connection *c,
+                              const struct cst_packet *packet) {
+    struct kept *kept = f->hook_arg;
+
+    if (packet->type == CST_MSG_SPACE_CLOSE)
+        fake_error(f, c, &kept->lookup, CST_STATUS_BUSY);
+    if (packet->type != CST_MSG_LOOKUP_EACH || kept->is_there)
+        return false;
+    kept->lookup = *packet;
+    return kept->is_there = true;
+}
+
+/* The daemon may give the number of a closed space to the next one: what still waits for the closed
+ * one must not reach it. */
+static void test_close_overtakes_a_submission(void **state) {
+    struct fixture *x = *state;
+    cistern_space *space = fake_space(x->client, CISTERN_KIND_FLAT);
+    struct kept kept = { .is_there = false };
+    uint8_t tiers[2];
+    uint64_t ticket;
+
+    fake_set_hook(x->f, keep_first_lookup, &kept);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(cistern_submit_lookup_each(space, x->keys, 1, &tiers[i], &ticket),
+                         CISTERN_OK);
+    fake_wait(x->f, CST_MSG_LOOKUP_EACH, 1);
+    cistern_space_close(space);
+    assert_int_equal(drain_one(x->client).status, CISTERN_E_BUSY);
+    assert_int_equal(drain_one(x->client).status, CISTERN_E_BAD_HANDLE);
+    fake_lock(x->f);
+    assert_int_equal(x->f->n_requests[CST_MSG_LOOKUP_EACH], 1);
+    fake_unlock(x->f);
+}
+
 static void test_without_the_flag(void **state) {
     struct fake_daemon *f = fake_new();
     cistern_client *c = fake_client(f, 0, 0);
@@ -252,6 +294,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_beside_blocking_calls, setup, teardown),
         cmocka_unit_test_setup_teardown(test_retire_while_idle, setup, teardown),
         cmocka_unit_test_setup_teardown(test_new_daemon, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_close_overtakes_a_submission, setup, teardown),
         cmocka_unit_test(test_close_with_a_queue),
         cmocka_unit_test(test_without_the_flag),
     };

@@ -544,6 +544,46 @@ static void test_lie(void **state) {
     fake_free(f);
 }
 
+/* Never answers a Ping, and hangs up behind the staging slab. */
+static bool hang_up_behind_staging(struct fake_daemon *f, struct fake_connection *c,
+                                   const struct cst_packet *packet) {
+    if (packet->type != CST_MSG_STAGING_GET)
+        return packet->type == CST_MSG_PING;
+    fake_answer(f, c, packet);
+    (void)shutdown(c->fd, SHUT_RDWR);
+    return true;
+}
+
+static void *ping(void *arg) {
+    return (void *)(intptr_t)cistern_client_ping(arg);
+}
+
+/* The thread that reads sees the end before the one that asked for staging wakes up. */
+static void test_lost_behind_staging(void **state) {
+    enum { ROUNDS = 30 };
+    struct fake_fixture *x = *state;
+    uint32_t tokens[BT];
+    uint8_t keys[32];
+    cistern_slot *slot;
+    int32_t status;
+
+    fake_prompt(x->f, x->space, tokens, BT, keys, 0);
+    fake_set_hook(x->f, hang_up_behind_staging, NULL);
+    for (unsigned round = 1; round <= ROUNDS; round++) {
+        pthread_t reader;
+        void *end;
+
+        while (cistern_touch(x->space, keys, 1) != CISTERN_OK)
+            continue;
+        assert_int_equal(pthread_create(&reader, NULL, ping, x->client), 0);
+        fake_wait(x->f, CST_MSG_PING, round);
+        assert_int_equal(cistern_reserve(x->space, NULL, keys, tokens, BT, 1, &slot, &status),
+                         CISTERN_E_DISCONNECTED);
+        assert_int_equal(pthread_join(reader, &end), 0);
+        assert_int_equal((intptr_t)end, CISTERN_E_DISCONNECTED);
+    }
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_store, fake_setup, fake_teardown),
@@ -561,6 +601,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_without_a_daemon, fake_setup, fake_teardown),
         cmocka_unit_test(test_late_reserve),
         cmocka_unit_test(test_late_staging),
+        cmocka_unit_test_setup_teardown(test_lost_behind_staging, fake_setup, fake_teardown),
     };
 
     return cst_run_rows(lie_rows, test_lie) + cmocka_run_group_tests(tests, NULL, NULL);
