@@ -346,6 +346,8 @@ static int32_t acquire_run(struct acquire *a, const uint8_t *keys, uint8_t *rele
         return status;
     }
     status = acquire_send(a, keys, release, n_release);
+    if (!a->answered) /* refused or never sent; ids that are given back twice are harmless */
+        post_release(c, release, n_release);
     if (status == CISTERN_E_TIMEOUT && a->answered)
         status = CISTERN_OK; /* of the others; those that are late say so */
     if (!status && a->unmapped)

@@ -112,6 +112,36 @@ static void test_release_in_the_same_packet(void **state) {
     assert_int_equal(held(x->f), 0);
 }
 
+static bool refuse_acquires(struct fake_daemon *f, struct fake_connection *c,
+                            const struct cst_packet *packet) {
+    if (packet->type == CST_MSG_ACQUIRE)
+        fake_error(f, c, packet, CST_STATUS_BUSY);
+    return packet->type == CST_MSG_ACQUIRE;
+}
+
+/* A daemon that refuses an Acquire has not read what to release: that is told again. */
+static void test_release_of_a_refused_acquire(void **state) {
+    struct fake_fixture *x = *state;
+    uint32_t tokens[BT];
+    uint8_t keys[32];
+    cistern_lease *lease, *second;
+    cistern_acquire_options options = { .size = sizeof(options),
+                                        .release = &lease,
+                                        .n_release = 1 };
+    const void *data;
+    size_t size;
+    int32_t status;
+
+    fake_prompt(x->f, x->space, tokens, BT, keys, 1);
+    assert_int_equal(cistern_acquire(x->space, keys, 1, NULL, &lease, &status), CISTERN_OK);
+    fake_set_hook(x->f, refuse_acquires, NULL);
+    assert_int_equal(cistern_acquire(x->space, keys, 1, &options, &second, &status),
+                     CISTERN_E_BUSY);
+    assert_int_equal(cistern_lease_data(lease, &data, &size, NULL), CISTERN_E_BAD_HANDLE);
+    assert_int_equal(cistern_client_ping(x->client), CISTERN_OK); /* behind what was told */
+    assert_int_equal(held(x->f), 0);
+}
+
 /* Reused handles keep nothing of their last owner. */
 static void test_more_than_a_packet(void **state) {
     enum { N = 7000 };
@@ -716,6 +746,8 @@ int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_acquire, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_release_in_the_same_packet, fake_setup, fake_teardown),
+        cmocka_unit_test_setup_teardown(test_release_of_a_refused_acquire, fake_setup,
+                                        fake_teardown),
         cmocka_unit_test_setup_teardown(test_more_than_a_packet, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_arguments, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_ready_too_late, fake_setup, fake_teardown),
