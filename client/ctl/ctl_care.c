@@ -64,7 +64,7 @@ static bool match(const struct cst_block_record *b, void *arg) {
     return true;
 }
 
-/* All 32 bytes of a key need no search, so that a block that is gone can be named, too. */
+/* The whole key of each argument; false and said unless exactly one block fits it. */
 static bool resolve(struct cst_ctl *ctl, uint32_t space, struct search *s) {
     for (size_t i = 0; i < s->n; i++)
         if (strlen(s->args[i]) < KEY_DIGITS_MIN || strlen(s->args[i]) > 2 * KEY ||
