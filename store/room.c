@@ -16,7 +16,8 @@
  *      that is: only idle leaves, or whole subtrees of such, are evicted.
  *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
  *      nobody waits for nothing; else the answer is FULL.
- *   4. A call evicts a bounded number of blocks, or empties whole slabs.
+ *   4. A call evicts a bounded number of blocks, or empties whole slabs: those only for a slab that
+ *      can be made then.
  * Loop thread only.
  */
 #include "store/core.h"
@@ -226,13 +227,22 @@ static uint64_t slab_size(const struct cst_space *space) {
     return cst_align_up(CST_MAX(space->store->options.slab_bytes, blocks), PAGE);
 }
 
+/* Would memory that others give back become a slab of this space? Not when a slab could not be made
+ * lately, nor when one is larger than all there is. */
+static bool may_grow(const struct cst_space *space) {
+    const struct cst_store *store = space->store;
+
+    return cst_store_now(store) >= store->slabs_after_ns &&
+           slab_size(space) + store->index_bytes + headroom(store) <= store->options.memory;
+}
+
 /* Starts a new slab if memory allows, after giving back empty ones. */
 static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t slot_bytes) {
     struct cst_store *store = space->store;
     uint64_t size = slab_size(space);
     uint64_t index = cst_slab_index_bytes(store, size / slot_bytes);
 
-    if (cst_store_now(store) < store->slabs_after_ns)
+    if (!may_grow(space))
         return false;
     while (!fits(store, size + CST_MAX(index, headroom(store))))
         if (!give_back_one(store))
@@ -280,7 +290,7 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
          * at the cost of those. */
         if (!is_best_victim(own) && cst_encode_kick(space))
             return CST_ROOM_WAIT;
-        if (empty_older(space, &space->hot_free, own ? own->used : UINT64_MAX))
+        if (may_grow(space) && empty_older(space, &space->hot_free, own ? own->used : UINT64_MAX))
             continue;
         if (!own)
             return CST_ROOM_FULL;
@@ -311,12 +321,12 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
 
         if (space->making_packed || grow(space, true, klass, cst_packed_class_bytes(klass)))
             return CST_ROOM_WAIT;
-        if (empty_clean(space->store))
+        if (may_grow(space) && empty_clean(space->store))
             continue;
         if (!is_pressed(space))
             return CST_ROOM_FULL;
         own = victim(space, true, klass);
-        if (empty_older(space, free, own ? own->used : used))
+        if (may_grow(space) && empty_older(space, free, own ? own->used : used))
             continue;
         if (!own || i++ >= PACKED_EVICTIONS)
             return CST_ROOM_FULL;

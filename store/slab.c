@@ -89,6 +89,11 @@ static void add(struct cst_slab_slots *s) {
     count(s, 1);
 }
 
+/* The machine is out of memory, whatever the limits say. */
+static void back_off(struct cst_store *store) {
+    store->slabs_after_ns = cst_store_now(store) + CST_NS_PER_S;
+}
+
 static void make_done(struct cst_job *job) {
     struct cst_slab_slots *s = cst_container_of(job, struct cst_slab_slots, job);
     struct cst_space *space = s->slab.space;
@@ -103,7 +108,7 @@ static void make_done(struct cst_job *job) {
     if (s->made) {
         store->env.mem->slab_drop(&s->slab.mem); /* the map may be what failed */
         store->slab_bytes -= size;
-        store->slabs_after_ns = cst_store_now(store) + CST_NS_PER_S;
+        back_off(store);
         forget(s);
     } else {
         add(s);
@@ -118,8 +123,10 @@ int cst_slab_make(struct cst_space *space, bool packed, uint32_t klass, uint64_t
     size_t meta = meta_bytes(n);
     struct cst_slab_slots *s = cst_calloc(1, meta);
 
-    if (!s)
+    if (!s) {
+        back_off(space->store);
         return cst_err(-ENOMEM);
+    }
     s->slab = (struct cst_slab){
         .id = ++space->store->last_slab, .packed = packed, .space = space, .mem = CST_MEM_SLAB_NULL
     };

@@ -2,6 +2,8 @@
 /* Where room comes from: a memory of a few slabs, full of one thing when another one comes. */
 #include "tests/lib/check.h"
 
+#include "base/fault.h"
+#include "base/mem.h"
 #include "store/prefix_trie.h"
 #include "tests/unit/store/store_world.h"
 
@@ -549,6 +551,61 @@ static void a_tiny_memory_works(void **state) {
     end_world(w);
 }
 
+/* The machine has no memory for a slab that is within the limits: that costs nobody else's blocks,
+ * for what they would free can't be had either. */
+static void a_slab_that_fails_costs_nobody(void **state) {
+    struct world *w = tight(3, NULL);
+    struct cst_space *a = space(w, "a"), *b = space(w, "b");
+    const uint32_t n = 2 * SLAB_BLOCKS;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    cst_fault_join();
+    cst_fault_arm(CST_FAULT_MAP, 1, 1);
+    assert_int_equal(store_leaf(w, b, 0, key), CST_STORE_E_BUSY);
+    cst_fault_arm(CST_FAULT_MAP, 0, 0);
+    cst_fault_leave();
+    assert_int_equal(numbers(a).blocks, n);
+    assert_int_equal(store_leaf(w, b, 0, key), CST_STORE_E_BUSY); /* not tried again at once */
+    w->clock.ns += 2 * CST_NS_PER_S;
+    assert_int_equal(store_leaf(w, b, 0, key), 0);
+    assert_int_equal(numbers(a).blocks, n);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
+/* Eight of these blocks never fit: their put is refused before anything is evicted for it. */
+static void a_slab_that_never_fits_costs_nobody(void **state) {
+    struct world *w = tight(3, NULL);
+    struct cst_space *a = space(w, "a"), *b;
+    struct cst_descriptor *d = world_descriptor(2);
+    struct world_put p = { .put = CST_PUT_NULL(world_put_done) };
+    struct cst_namespace *ns;
+    const uint32_t n = 3 * SLAB_BLOCKS;
+    uint8_t key[32], *bytes = cst_calloc(1, WORLD_SLAB), fingerprint[32] = { 2 };
+    uint32_t tokens[WORLD_TOKENS] = { 0 }, busy_ms;
+
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(store_leaf(w, a, i, key), 0);
+    d->block_bytes = WORLD_SLAB;
+    assert_int_equal(cst_namespace_get(w->store, "b", &ns), 0);
+    assert_int_equal(cst_space_open(&b, ns, &d, world_descriptor_free, fingerprint, CST_KIND_TOKENS,
+                                    CST_CLASS_LOSSLESS),
+                     0);
+    world_key(key, root, tokens, WORLD_TOKENS);
+    assert_int_equal(cst_put_begin(b, root, true, key, tokens, WORLD_TOKENS, &p.put, &busy_ms), 0);
+    cst_put_commit(&p.put, bytes, NULL);
+    world_settle(w);
+    assert_int_equal(p.status, CST_STORE_E_BUSY);
+    assert_int_equal(numbers(a).blocks, n);
+    cst_free(bytes);
+    (void)cst_space_unref(a);
+    (void)cst_space_unref(b);
+    end_world(w);
+}
+
 /* Slot classes: closed form against a search. */
 static void packed_classes_are_close(void **state) {
     for (uint32_t c = 0; c + 1 < CST_PACKED_CLASSES; c++) {
@@ -583,6 +640,8 @@ int main(void) {
         cmocka_unit_test(the_index_is_capped),
         cmocka_unit_test(an_index_full_of_open_puts_is_a_limit),
         cmocka_unit_test(a_tiny_memory_works),
+        cmocka_unit_test(a_slab_that_fails_costs_nobody),
+        cmocka_unit_test(a_slab_that_never_fits_costs_nobody),
         cmocka_unit_test(packed_classes_are_close),
     };
 
