@@ -129,9 +129,11 @@ static int bind_and_listen(int fd, const struct sockaddr_un *addr, unsigned mode
     (void)umask(old);
     if (r)
         return refuse(text, cap, "can't listen on %s: %s", path, words(r));
-    if (listen(fd, BACKLOG))
-        return refuse(text, cap, "can't listen on %s: %s", path, words(errno));
-    return set_rights(path, mode, group, text, cap);
+    r = listen(fd, BACKLOG) ? refuse(text, cap, "can't listen on %s: %s", path, words(errno))
+                            : set_rights(path, mode, group, text, cap);
+    if (r)
+        (void)unlink(path); /* without rights only root could see that it is stale */
+    return r;
 }
 
 int cst_listen_open(struct cst_listen *out, const char *path, unsigned mode, const char *group,

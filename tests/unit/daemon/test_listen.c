@@ -78,6 +78,7 @@ static void a_group_is_a_name_or_a_number_that_exists(void **state) {
         assert_int_equal(cst_listen_open(&l, path, 0660, none[i], text, sizeof(text)),
                          CST_LISTEN_E_REFUSED);
         assert_non_null(strstr(text, none[i]));
+        assert_int_equal(count_files(), 0);
     }
     assert_int_equal(cst_listen_open(&l, path, 0660, "root", text, sizeof(text)), 0);
     cst_listen_close(&l);
