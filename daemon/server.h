@@ -95,8 +95,7 @@ struct cst_server {
     bool draining;
 };
 
-/* Makes loop, workers and store. *config is copied and resolved. 0 or a negative errno;
- * CST_SERVER_E_POLICY never with a config from config.h. */
+/* Makes loop, workers and store. *config is copied and resolved. 0 or a negative errno. */
 int cst_server_new(struct cst_server **out, const struct cst_config *config,
                    const struct cst_server_env *env);
 /* Ends what is left. NULL ok, returns NULL. */
@@ -124,7 +123,6 @@ int cst_server_namespace_ref(struct cst_server *server, const char *name, struct
 struct cst_tenant *cst_tenant_unref(struct cst_tenant *tenant);
 
 bool cst_server_is_admin(const struct cst_server *server, uid_t uid);
-uint64_t cst_server_held_bytes(struct cst_server *server);
 
 /* Something happened: the store's periodic care runs at its normal pace again. */
 static inline void cst_server_wake(struct cst_server *server);
