@@ -102,7 +102,8 @@ void cst_req_explain(struct cst_call *call, const ProtobufCMessage *message) {
         !cst_call_tokens(call, &explain->tail, NULL,
                          cst_space_descriptor(handle->space)->block_tokens, &tail))
         return;
-    cst_space_explain(handle->space, keys.key, keys.n, tail.id, (uint32_t)tail.n, &out);
+    cst_space_explain(handle->space, handle->root, keys.key, keys.n, tail.id, (uint32_t)tail.n,
+                      &out);
     reply.present = (uint32_t)out.present;
     reply.reason = out.reason;
     reply.field = out.field;

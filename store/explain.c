@@ -142,9 +142,8 @@ static const char *why_absent(const struct cst_space *space, const uint8_t *keys
     return "is not there: it was never stored, or it was evicted or erased";
 }
 
-static void say_tail(const struct cst_space *space, const uint8_t *keys, size_t n,
-                     const uint32_t *tail, uint32_t tail_len, char *out, size_t cap) {
-    const struct cst_block *parent = n ? cst_trie_find(space, keys + (n - 1) * CST_KEY_SIZE) : NULL;
+static void say_tail(const struct cst_block *parent, const uint32_t *tail, uint32_t tail_len,
+                     char *out, size_t cap) {
     uint32_t shared = 0;
 
     if (parent && tail_len)
@@ -154,15 +153,18 @@ static void say_tail(const struct cst_space *space, const uint8_t *keys, size_t 
                        shared, tail_len);
 }
 
-void cst_space_explain(struct cst_space *space, const uint8_t *keys, size_t n, const uint32_t *tail,
-                       uint32_t tail_len, struct cst_explanation *out) {
+void cst_space_explain(struct cst_space *space, const uint8_t root[32], const uint8_t *keys,
+                       size_t n, const uint32_t *tail, uint32_t tail_len,
+                       struct cst_explanation *out) {
     size_t present = cst_lookup_run(space, keys, n);
     char more[128] = "";
 
     *out = (struct cst_explanation){ .present = present };
     find_nearest(space, keys, n, out);
     if (present == n) {
-        say_tail(space, keys, n, tail, tail_len, more, sizeof(more));
+        say_tail(n ? cst_trie_find(space, keys + (n - 1) * CST_KEY_SIZE)
+                   : cst_trie_root(space, root),
+                 tail, tail_len, more, sizeof(more));
         (void)snprintf(out->reason, sizeof(out->reason), "all %zu blocks are stored%s", n, more);
         return;
     }

@@ -250,7 +250,8 @@ int cst_space_erase(struct cst_space *space, const uint8_t key[32], uint64_t *n_
 uint64_t cst_space_clear(struct cst_space *space);
 uint64_t cst_namespace_purge(struct cst_namespace *ns);
 
-/* Writes one sentence why keys (and the tail) miss in this space. field: first descriptor field in
+/* Writes one sentence why keys (and the tail) miss in this space. root: whose child the first key
+ * is; without keys the tail is looked for below it. field: first descriptor field in
  * which the nearest space of the same namespace differs ("" if none); nearest: its fingerprint. */
 struct cst_explanation {
     size_t present, nearest_present;
@@ -259,8 +260,9 @@ struct cst_explanation {
     uint8_t nearest[32];
     bool has_nearest;
 };
-void cst_space_explain(struct cst_space *space, const uint8_t *keys, size_t n, const uint32_t *tail,
-                       uint32_t tail_len, struct cst_explanation *out);
+void cst_space_explain(struct cst_space *space, const uint8_t root[32], const uint8_t *keys,
+                       size_t n, const uint32_t *tail, uint32_t tail_len,
+                       struct cst_explanation *out);
 
 /* ---- slabs, for passing to clients ---- */
 

@@ -457,7 +457,7 @@ static void misses_are_explained(void **state) {
     const uint32_t tail[2] = { 1, 2 };
 
     world_store_chain(w, foreign, root, 5, 4, keys);
-    cst_space_explain(s, keys, 4, NULL, 0, &e); /* another namespace's blocks are no answer */
+    cst_space_explain(s, root, keys, 4, NULL, 0, &e); /* another namespace's blocks are no answer */
     assert_int_equal(e.present, 0);
     assert_false(e.has_nearest);
     assert_string_equal(e.field, "");
@@ -465,23 +465,28 @@ static void misses_are_explained(void **state) {
                                   "stored in this space");
     world_key_n(more, 1);
     assert_int_equal(world_store(w, other, root, true, more, tail, 2), 0);
-    cst_space_explain(s, keys, 4, NULL, 0, &e);
+    cst_space_explain(s, root, keys, 4, NULL, 0, &e);
     assert_true(e.has_nearest);
     assert_int_equal(e.nearest[0], 2);
     assert_string_equal(e.field, "content_id");
     assert_non_null(strstr(e.reason, "the nearest space that holds blocks has another content_id"));
     world_store_chain(w, lossy, root, 5, 4, keys);
-    cst_space_explain(s, keys, 4, NULL, 0, &e);
+    cst_space_explain(s, root, keys, 4, NULL, 0, &e);
     assert_int_equal(e.nearest_present, 4);
     assert_string_equal(e.field, "class");
     assert_non_null(strstr(e.reason, "4 are in a space with another class"));
     world_store_chain(w, s, root, 5, 2, keys);
     keys[32 * 2] ^= 1;
-    cst_space_explain(s, keys, 4, NULL, 0, &e);
+    cst_space_explain(s, root, keys, 4, NULL, 0, &e);
     assert_int_equal(e.present, 2);
     assert_non_null(strstr(e.reason, "2 of 4 blocks are stored; block 2 is not there"));
-    cst_space_explain(s, keys, 2, tail, 2, &e);
+    cst_space_explain(s, root, keys, 2, tail, 2, &e);
     assert_non_null(strstr(e.reason, "all 2 blocks are stored; 0 of the 2 tokens"));
+    /* A prompt shorter than a block has no keys, only ids below the root. */
+    world_key_n(more, 2);
+    assert_int_equal(world_store(w, s, root, true, more, tail, 2), 0);
+    cst_space_explain(s, root, NULL, 0, tail, 2, &e);
+    assert_non_null(strstr(e.reason, "all 0 blocks are stored; 2 of the 2 tokens"));
     (void)cst_space_unref(lossy);
     (void)cst_space_unref(other);
     (void)cst_space_unref(foreign);

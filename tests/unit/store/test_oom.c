@@ -118,7 +118,7 @@ static void live(struct life *l) {
     world_check(l->w);
     if (l->strict)
         assert_int_equal(world_present(l->s, l->keys, CHAIN), CHAIN);
-    cst_space_explain(l->s, l->keys, CHAIN, NULL, 0, &e);
+    cst_space_explain(l->s, root, l->keys, CHAIN, NULL, 0, &e);
     (void)expect(l, cst_space_erase(l->s, l->keys + 32, &n));
 }
 
