@@ -20,7 +20,7 @@ static void fill(struct cst_location *loc, const struct cst_block *b, const stru
     loc->length = copy->length;
     loc->crc32c = copy->crc;
     loc->tokens = b->space->kind == CST_KIND_FLAT ? b->space->desc->block_tokens : b->n_tokens;
-    loc->tier = cst_block_tier(b);
+    loc->tier = packed ? CST_TIER_PACKED : CST_TIER_HOT;
     loc->preset = packed ? b->preset : 0;
     loc->packed = packed;
 }

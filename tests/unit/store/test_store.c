@@ -170,6 +170,7 @@ static void mode_packed_leases_the_frame(void **state) {
     world_fetch(w, s, key, CST_FETCH_PACKED, &f);
     assert_int_equal(f.status, 0);
     assert_true(f.fetch.loc.packed && f.fetch.loc.slab->packed);
+    assert_int_equal(f.fetch.loc.tier, CST_TIER_PACKED); /* these bytes; the block is hot, too */
     assert_int_equal(f.fetch.loc.preset, CST_PRESET_LOSSLESS);
     assert_int_equal(cst_frame_inspect(f.fetch.loc.slab->mem.base + f.fetch.loc.offset,
                                        f.fetch.loc.length, &info),
