@@ -194,7 +194,8 @@ void cst_encode_serve(struct cst_space *space) {
         if (r == CST_ROOM_WAIT)
             return;
         if (r) {
-            back_off(space);
+            if (!e->block->dead) /* that one asked for no room */
+                back_off(space);
             end(e);
             continue;
         }
