@@ -55,8 +55,7 @@ const struct cst_config_row cst_config_rows[] = {
     UIDS(admin_uids, "", true, "Uids that may send admin requests, beside root and the daemon's "
         "own."),
     BYTES(memory, 16 * MIB, 1024 * TIB, "1GiB", "Memory for blocks, index and staging together."),
-    BYTES(index, 0, 1024 * TIB, "0", "How much of it the index may take. 0: a quarter of what "
-        "staging leaves."),
+    BYTES(index, 0, 1024 * TIB, "0", "How much of it the index may take. 0: a quarter."),
     BYTES(slab, MIB, TIB, "64MiB", "Size of a slab of decoded blocks, at least 8 blocks, at most a quarter of their memory."),
     BYTES(pin, 0, 1024 * TIB, "0", "Pinned bytes per namespace. 0: a quarter of the blocks' "
         "memory."),
@@ -279,6 +278,8 @@ void cst_config_resolve(struct cst_config *config) {
         config->staging_total = config->memory / 4;
     if (config->staging_total > config->memory / 2)
         config->staging_total = config->memory / 2;
+    if (!config->index)
+        config->index = config->memory / 4;
     config->slab = CST_MIN(config->slab, (config->memory - config->staging_total) / 4);
     if (!config->staging_per_uid)
         config->staging_per_uid = config->staging_total / 4 * 3;

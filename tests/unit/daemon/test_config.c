@@ -244,6 +244,7 @@ static void shares_of_memory_are_filled_in(void **state) {
     assert_int_equal(config.staging_total, 100 << 20);
     assert_int_equal(config.staging_per_uid, 75 << 20);
     assert_int_equal(config.held_per_uid, 100 << 20);
+    assert_int_equal(config.index, 100 << 20);
     assert_int_equal(config.slab, 64 << 20); /* below a quarter of the 300 MiB that are left */
     assert_true(config.workers >= 1);
 
