@@ -371,13 +371,11 @@ class Space:
         `packed`: encoded frames that this process decodes. `layers`: only these are needed.
         `release`: leases to give back in the same packet. `timeout` in seconds, for decodes.
         """
-        handle = self._client.handle()
+        handle, space = self._client.handle(), self.pointer()
         keys = Keys.of(keys)
         n = len(keys)
-        with handle:
-            for lease in release:
-                lease.release()
-            back = ffi.new("cistern_lease *[]", handle.take_back())
+        if layers and not 0 <= layers.start < layers.stop <= len(self.descriptor.layers):
+            raise ValueError(f"{layers} are not layers of {len(self.descriptor.layers)}")
         options = ffi.new(
             "cistern_acquire_options *",
             {
@@ -386,13 +384,16 @@ class Space:
                 "layer_first": layers.start if layers else 0,
                 "layer_count": len(layers) if layers else 0,
                 "timeout_ms": 0 if timeout is None else max(1, round(timeout * 1000)),
-                "n_release": len(back),
-                "release": back,
             },
         )
         pointers, results = ffi.new("cistern_lease *[]", n), ffi.new("int32_t[]", n)
+        with handle:
+            for lease in release:
+                lease.release()
+            back = ffi.new("cistern_lease *[]", handle.take_back())
+        options.release, options.n_release = back, len(back)  # from here on they are the call's
         whole = check_request(
-            lib().cistern_acquire(self.pointer(), keys_to_c(keys), n, options, pointers, results)
+            lib().cistern_acquire(space, keys_to_c(keys), n, options, pointers, results)
         )
         if whole != Status.OK:
             return Leases(handle, [None] * n, [whole] * n)

@@ -33,6 +33,7 @@ from ._ffi import ffi, lib, library_path, text
 from .client import Client
 from .descriptor import Quality
 from .errors import CisternError, Misuse, Refused, Status, check, check_request
+from .memory import Handle
 
 SONAME = "libcistern-llama.so.0"
 
@@ -66,6 +67,11 @@ def _address(pointer: Any) -> Any:
     if not isinstance(value, int) or not value:
         raise ValueError("a llama_context is an address or a ctypes.c_void_p, and not null")
     return ffi.cast("struct llama_context *", value)
+
+
+def _close(handle: Handle, pointer: Any) -> None:
+    """Ends a C session while its client, which `handle` owns, is still there."""
+    _llama().cistern_llama_close(pointer)
 
 
 class Session:
@@ -126,6 +132,8 @@ class Session:
         out = ffi.new("cistern_llama **")
         check(_llama().cistern_llama_open(client.pointer(), _address(ctx), facts, out))
         self._pointer = out[0]
+        self._end = weakref.finalize(self, _close, client.handle(), out[0])
+        self._end.atexit = False
         client._spaces.add(self)  # type: ignore[arg-type]  # closed with the client
 
     def _open(self) -> Any:
@@ -170,9 +178,9 @@ class Session:
 
     def close(self) -> None:
         """Leaves the context as it is. Safe twice."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            _llama().cistern_llama_close(pointer)
+        if self._pointer is not None:
+            self._pointer = None
+            self._end()
 
     def __enter__(self) -> Session:
         return self
@@ -184,10 +192,6 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
 
 
 # Context parameters of llama.h that change the bytes of K or V beside their types.

@@ -9,7 +9,7 @@ as nobody can touch its bytes any more: no dangling pointer, no exception in a `
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
     from .client import Space, Submission
 
 
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: a thread that is not there any more may have held these locks."""
+    for handle in list(_handles):
+        handle._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Handle:
     """Owns one cistern_client *. Lives until the client is closed and no exported memory is left."""
 
@@ -39,6 +51,7 @@ class Handle:
         self._lock = threading.RLock()  # re-entered by finalizers
         self._given_back: list[Any] = []
         self._holds = 0
+        _handles.add(self)
 
     def export(self, address: Any, size: int, back: Callable[[], None] | None) -> Any:
         """A buffer object over shared memory. `back` is called when it and all its views are gone."""
@@ -67,8 +80,10 @@ class Handle:
 
     def take_back(self) -> list[Any]:
         """What the open batch has given back so far, for the caller to release."""
+        leases: list[Any] = []
         with self._lock:
-            leases, self._given_back = self._given_back, []
+            # nothing is allocated in between: a finalizer that ran here would take them, too
+            leases, self._given_back = self._given_back, leases
             return leases
 
     def _flush(self) -> None:
@@ -175,10 +190,10 @@ class Lease:
         `into` (a writable buffer of block_bytes; a new bytearray by default)."""
         if not self.packed:
             return self.data
-        self._memory.view("lease")
         target = bytearray(self._block_bytes) if into is None else into
         out = ffi.from_buffer("char[]", target, require_writable=True)
-        check(lib().cistern_lease_decode(self._pointer, out, len(out)))
+        with memoryview(self.data):  # whoever releases the lease now, it ends after the call
+            check(lib().cistern_lease_decode(self._pointer, out, len(out)))
         return memoryview(target).cast("B")
 
     @property
@@ -263,6 +278,25 @@ class Leases(Sequence["Lease | None"]):
         self.release()
 
 
+class _Reservation:
+    """C slots that nobody has committed or aborted yet. Views of their memory keep it, so that no
+    other slot gets memory that somebody may still write to; the last one gives the slots up."""
+
+    __slots__ = ("end", "__weakref__")
+
+    def __init__(self, handle: Handle, space: Any, slots: Sequence[Any]) -> None:
+        self.end = weakref.finalize(self, _abort, handle, space, slots)
+        self.end.atexit = False
+
+    def stays(self) -> None:
+        """Called when one of its memories is gone."""
+
+
+def _abort(handle: Handle, space: Any, slots: Sequence[Any]) -> None:
+    if slots:
+        handle.lib.cistern_abort(space, slots, len(slots))
+
+
 class Slot:
     """Room for one block: `data` is block_bytes bytes of writable memory, contents unspecified.
 
@@ -271,11 +305,14 @@ class Slot:
 
     __slots__ = ("key", "_memory")
 
-    def __init__(self, handle: Handle, key: bytes, pointer: Any) -> None:
+    def __init__(
+        self, handle: Handle, key: bytes, pointer: Any, reservation: _Reservation
+    ) -> None:
         data, size = ffi.new("void **"), ffi.new("size_t *")
         check(handle.lib.cistern_slot_data(pointer, data, size))
         self.key = key
-        self._memory = _Memory(handle.export(data[0], size[0], None), readonly=False)
+        exporter = handle.export(data[0], size[0], reservation.stays)
+        self._memory = _Memory(exporter, readonly=False)
 
     @property
     def data(self) -> memoryview:
@@ -288,13 +325,16 @@ class Slot:
 
 class Slots(Sequence["Slot | None"]):
     """What reserve() got: one entry per key, None where `statuses` says why not (PRESENT: stored
-    already). A context manager: leaving it without commit() aborts, and so does losing it."""
+    already). A context manager: leaving it without commit() aborts, and so does losing it with all
+    views of its memory."""
 
     def __init__(
         self, space: Space, handle: Handle, keys: Keys, pointers: Any, statuses: list[Status]
     ) -> None:
         self._space: Space | None = space
-        self._pointers = pointers
+        self._pointers = [pointer for pointer in pointers if pointer != ffi.NULL]
+        self._where = [i for i, pointer in enumerate(pointers) if pointer != ffi.NULL]
+        self._reservation = _Reservation(handle, space.pointer(), self._pointers)
         self.statuses = statuses
         """One status per key: of reserve(), then of commit()."""
         self._slots: list[Slot | None] = []
@@ -302,7 +342,7 @@ class Slots(Sequence["Slot | None"]):
             for i, key in enumerate(keys):
                 pointer = pointers[i]
                 self._slots.append(
-                    Slot(handle, key, pointer) if pointer != ffi.NULL else None
+                    Slot(handle, key, pointer, self._reservation) if pointer != ffi.NULL else None
                 )
         except BaseException:
             self.abort()
@@ -342,14 +382,16 @@ class Slots(Sequence["Slot | None"]):
                     "n_surprisals": n,
                 },
             )
-        space, pointers, where = self._take()
-        if not where:
+        space = self._take()
+        if not self._where:
             return self.statuses
-        results = ffi.new("int32_t[]", len(where))
+        results = ffi.new("int32_t[]", len(self._where))
         whole = check_request(
-            lib().cistern_commit(space.pointer(), pointers, len(where), options, results)
+            lib().cistern_commit(
+                space.pointer(), self._pointers, len(self._where), options, results
+            )
         )
-        for i, result in zip(where, results, strict=True):
+        for i, result in zip(self._where, results, strict=True):
             self.statuses[i] = Status(result) if whole == Status.OK else whole
         return self.statuses
 
@@ -357,25 +399,20 @@ class Slots(Sequence["Slot | None"]):
         """Gives the slots up. Safe twice and after commit()."""
         if self._space is None:
             return
-        space, pointers, where = self._take()
-        if where:
-            lib().cistern_abort(space.pointer(), pointers, len(where))
+        space = self._take()
+        if self._where:
+            lib().cistern_abort(space.pointer(), self._pointers, len(self._where))
 
-    def __del__(self) -> None:
-        if self._space is not None and not sys.is_finalizing():
-            with contextlib.suppress(Misuse):  # the space has been closed, and that aborted them
-                self.abort()
-
-    def _take(self) -> tuple[Space, Any, list[int]]:
-        """Ends the use of the slots; the C slots that exist and their positions."""
+    def _take(self) -> Space:
+        """Ends the use of the slots."""
         space, self._space = self._space, None
         if space is None:
             raise Misuse(Status.BAD_HANDLE, "the slots have been committed or aborted")
+        self._reservation.end.detach()
         for slot in self._slots:
             if slot is not None:
                 slot._memory.drop()
-        where = [i for i in range(len(self.statuses)) if self._pointers[i] != ffi.NULL]
-        return space, ffi.new("cistern_slot *[]", [self._pointers[i] for i in where]), where
+        return space
 
     def __enter__(self) -> Slots:
         return self

@@ -6,6 +6,7 @@ from engine_setup import daemon, engine, licence_tokens, model_path  # noqa: F40
 need_engine()
 
 import gc
+import weakref
 
 import llama_cpp.llama_cpp as llama
 import private_daemon
@@ -119,9 +120,16 @@ def test_life(engine, daemon, make, licence_tokens, model_path):
     client.close()
     with pytest.raises(CisternError, match="closed"):
         session.restore(tokens)
-    # Forgotten objects clean up after themselves.
-    Session(Client(daemon.socket), ctx, model_path, library=llama._lib)
+    # Forgotten objects clean up after themselves, also when the collector finds them in a cycle,
+    # which finalizes in the order of birth.
+    cycle = [Session(Client(daemon.socket), ctx, model_path, library=llama._lib)]
+    cycle.append(cycle)
+    ended = []
+    weakref.finalize(cycle[0]._client.handle(), ended.append, "client")
+    weakref.finalize(cycle[0], lambda: ended.append("session"))
+    del cycle
     gc.collect()
+    assert ended == ["session", "client"]
 
 
 def test_opening_leaves_an_empty_context_empty_and_a_used_one_alone(engine, daemon, make,

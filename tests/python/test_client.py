@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -194,6 +195,17 @@ def test_leases_can_be_given_back_in_the_next_acquire(space: cistern.Space, daem
     leases2.release()
 
 
+def test_an_acquire_that_is_wrong_gives_nothing_back(space: cistern.Space, daemon: PrivateDaemon) -> None:
+    keys = stored(space, "wrong")
+    with space.acquire(keys) as leases:
+        for wrong in ({"layers": range(1, 3)}, {"layers": range(-1, 1)}, {"timeout": 1e12}):
+            with pytest.raises((ValueError, OverflowError)):
+                space.acquire(keys, release=[leases[0]], **wrong)
+            assert not leases[0].released
+        assert leases_of(daemon) == 2
+    assert leases_of(daemon) == 0
+
+
 def test_absent_keys_are_none_with_a_status(space: cistern.Space) -> None:
     keys = stored(space, "some")
     absent = cistern.Keys(bytes(32))
@@ -368,6 +380,35 @@ def test_a_forked_child_must_open_its_own(client: cistern.Client, space: cistern
     assert bytes(leases[0].data) == payload(keys[0], SIZE)
     client.ping()
     leases.release()
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_is_not_there(
+    client: cistern.Client, space: cistern.Space
+) -> None:
+    """The package's own lock may be another thread's when the process forks."""
+    leases = space.acquire(stored(space, "fork lock"))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with client.handle()._lock:
+            held.set()
+            done.wait(HANG_GUARD_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(HANG_GUARD_S)
+    pid = os.fork()
+    if pid == 0:
+        leases.release()
+        os._exit(0)
+    done.set()
+    thread.join(HANG_GUARD_S)
+    try:
+        until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the child ends")
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 # ---- submit and drain ----

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import cistern
 import pytest
@@ -31,11 +32,14 @@ def test_lost_slots_are_aborted(space: cistern.Space) -> None:
     slots = space.reserve(range(40))
     assert slots.statuses == [cistern.Status.OK] * 3
     assert reserved(space) == 3
-    view = slots[0].data if slots[0] else None
+    assert slots[0]
+    view = slots[0].data
     del slots
     gc.collect()
-    assert reserved(space) == 0
+    assert reserved(space) == 3  # the memory is no other slot's while somebody may write to it
+    view[:] = bytes(len(view))
     del view
+    assert reserved(space) == 0
     assert space.reserve(range(40)).statuses == [cistern.Status.OK] * 3  # the keys are free again
 
 
@@ -55,3 +59,27 @@ def test_slots_outlive_their_client(space: cistern.Space) -> None:
     space.client.close()
     del slots
     gc.collect()
+
+
+class Calls:
+    """A library that writes down what is called."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.names = library, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.append(name)
+        return getattr(self.library, name)
+
+
+def test_slots_end_before_the_client_that_is_lost_with_them() -> None:
+    """The collector finalizes what hangs on a cycle in the order of its birth: the client first."""
+    with PrivateDaemon("--memory", "64MiB") as daemon:
+        client = cistern.Client(daemon.socket)
+        calls = client.handle().lib = Calls(client.handle().lib)
+        cycle: list[Any] = [client.space(LAYOUT).reserve(range(40))]
+        cycle.append(cycle)
+        del client, cycle
+        gc.collect()
+    ends = [name for name in calls.names if name in ("cistern_abort", "cistern_client_close")]
+    assert ends == ["cistern_abort", "cistern_client_close"]
