@@ -40,8 +40,9 @@ def peer(daemon: PrivateDaemon) -> Iterator[Peer]:
 def run(
     d: PrivateDaemon, *args: str, stdin: str = "", uid: int | None = None
 ) -> subprocess.CompletedProcess[str]:
+    program = CTL if uid is None else d.copy(CTL)
     return subprocess.run(
-        [CTL, "--socket", d.socket, *args], input=stdin, capture_output=True, text=True, user=uid,
+        [program, "--socket", d.socket, *args], input=stdin, capture_output=True, text=True, user=uid,
         group=uid, extra_groups=None if uid is None else [], timeout=60,
         env={**os.environ, "CISTERN_SERVER_UID": str(os.geteuid())},
     )  # fmt: skip

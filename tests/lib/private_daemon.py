@@ -38,7 +38,12 @@ class PrivateDaemon:
             os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "sock")
         self.log_path = os.path.join(self.dir, "log")
+        self.program = program() if user is None else self.copy(program())
         self.process = None
+
+    def copy(self, path):
+        """Of a program, so that any user can start it although the checkout may be root's alone."""
+        return shutil.copy(path, self.dir)
 
     def start(self):
         notify_path = os.path.join(self.dir, "notify")
@@ -49,7 +54,7 @@ class PrivateDaemon:
             os.chmod(notify_path, 0o666)
             with open(self.log_path, "ab") as log:
                 self.process = subprocess.Popen(
-                    [program(), "--socket", self.socket, *self.args], stderr=log,
+                    [self.program, "--socket", self.socket, *self.args], stderr=log,
                     env={**os.environ, "NOTIFY_SOCKET": notify_path}, preexec_fn=self._before_exec)
             ended = os.pidfd_open(self.process.pid)
             try:

@@ -235,14 +235,15 @@ class CisterndTest(unittest.TestCase):
         runtime = os.path.join(self.dir, "runtime")
         os.mkdir(runtime, 0o700)
         os.chown(runtime, OTHER_UID, OTHER_UID)
-        daemon = self.start(env={"XDG_RUNTIME_DIR": runtime}, user=OTHER_UID, group=OTHER_UID,
-                            extra_groups=[])
+        other = {"user": OTHER_UID, "group": OTHER_UID, "extra_groups": [],
+                 "executable": shutil.copy(CISTERND, self.dir)}  # the checkout may be root's alone
+        daemon = self.start(env={"XDG_RUNTIME_DIR": runtime}, **other)
         folder = os.path.join(runtime, "cistern")
         self.assertEqual(os.stat(folder).st_mode & 0o777, 0o700)
         self.assertEqual(ping(os.path.join(folder, "cistern.sock")), (1, 2))
         self.assertEqual(ping(os.path.join(folder, "admin.sock")), (1, 2))
         self.assertEqual(daemon.stop(), 0)
-        daemon = self.start(user=OTHER_UID, group=OTHER_UID, extra_groups=[])
+        daemon = self.start(**other)
         folder = f"/tmp/cistern-{OTHER_UID}"
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
         self.assertEqual(ping(os.path.join(folder, "cistern.sock")), (1, 2))
