@@ -158,6 +158,7 @@ static int32_t connect_any(const struct cst_dial *d, int fd) {
         struct sockaddr any;
         struct sockaddr_un un;
     } address = { .un = { .sun_family = AF_UNIX } };
+    const char *where = d->paths[0];
     int error = ENOENT;
 
     for (size_t i = 0; i < d->n_paths; i++) {
@@ -166,9 +167,15 @@ static int32_t connect_any(const struct cst_dial *d, int fd) {
         (void)snprintf(address.un.sun_path, sizeof(address.un.sun_path), "%s", d->paths[i]);
         if (!connect(fd, &address.any, sizeof(address.un)))
             return CISTERN_OK;
-        if (errno != ENOENT)
+        if (errno != ENOENT) {
             error = errno;
+            where = d->paths[i];
+        }
     }
+    if (error == EACCES)
+        return cst_client_fail(CISTERN_E_DISCONNECTED,
+                               "this user may not connect to %s; is it in the socket's group?",
+                               where);
     if (d->n_paths == 1)
         return cst_client_fail(CISTERN_E_DISCONNECTED, "no daemon at %s: %s", d->paths[0],
                                strerrordesc_np(error));

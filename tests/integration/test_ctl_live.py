@@ -139,6 +139,14 @@ def test_strangers(daemon: PrivateDaemon, peer: Peer) -> None:
     theirs.close()
 
 
+@needs_root
+def test_socket_of_others(daemon: PrivateDaemon) -> None:
+    os.chmod(daemon.socket, 0o660)
+    done = run(daemon, "ping", uid=STRANGER)
+    assert done.returncode == 1
+    assert f"may not connect to {daemon.socket}" in done.stderr
+
+
 def test_daemon_gone(daemon: PrivateDaemon, peer: Peer) -> None:
     daemon.kill()
     done = run(daemon, "status")
