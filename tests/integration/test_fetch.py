@@ -22,8 +22,9 @@ def tier(p: Peer, key: bytes) -> int:
 
 
 def pack(p: Peer, key: bytes) -> None:
-    """Crowds the hot copy of a stored block out, so that only its frame is left."""
+    """Crowds the hot copy of a stored block out, so that only its frame is left, which is pinned."""
     until(lambda: p.space_stats()["packed_bytes"] > 0, "the block is encoded in the background")
+    ok(p.call("Pin", space=p.space, keys=key, ttl_ms=600_000))
     crowd_out(p, lambda: tier(p, key) != 1, "the hot copy is evicted")
     assert tier(p, key) == 2
 

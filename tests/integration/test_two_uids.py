@@ -173,6 +173,9 @@ def write_daemon_memory(pid: int) -> bool:
     return not (done == -1 and ctypes.get_errno() in (errno.EPERM, errno.EACCES))
 
 
+@pytest.mark.skipif(
+    os.environ.get("CST_SANITIZED") == "1", reason="skipped: the leak check needs a debuggable daemon"
+)
 @pytest.mark.parametrize("uid", [A, B])
 def test_the_daemon_is_not_debuggable_by_users(daemon: PrivateDaemon, uid: int) -> None:
     pid = daemon.process.pid

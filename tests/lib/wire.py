@@ -290,8 +290,9 @@ class Wire:
 
     def receive(self) -> Packet:
         """The next packet. Raises Closed at the end of the connection."""
-        ready, _, _ = select.select([self.socket], [], [], HANG_GUARD_S)
-        if not ready:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        if not poll.poll(HANG_GUARD_S * 1000):
             raise TimeoutError("the daemon does not answer")
         try:
             data, fds, flags, _ = socket.recv_fds(self.socket, PACKET_MAX + 1, FDS_MAX + 1)
