@@ -80,13 +80,15 @@ static struct share *find_share(struct cst_server *server, uint32_t id) {
     return node ? cst_container_of(node, struct share, node) : NULL;
 }
 
+/* Through the slab, which few clients hold: one client may hold thousands of slabs. */
 static struct hold *find_hold(const struct cst_session *s, uint32_t slab_id) {
-    struct cst_list *it, *tmp;
+    const struct share *share = find_share(s->server, slab_id);
+    const struct cst_list *it;
 
-    cst_list_for_each_safe (it, tmp, &s->holds) {
-        struct hold *hold = cst_list_entry(it, struct hold, in_session);
+    for (it = share ? share->holds.next : NULL; it && it != &share->holds; it = it->next) {
+        struct hold *hold = cst_list_entry(it, struct hold, in_share);
 
-        if (hold->share->slab->id == slab_id)
+        if (hold->session == s)
             return hold;
     }
     return NULL;
