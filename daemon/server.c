@@ -114,9 +114,9 @@ static void set_limits(struct cst_server *server) {
 
 static void tick(struct cst_timer *timer) {
     struct cst_server *server = cst_container_of(timer, struct cst_server, tick);
-    bool idle = server->requests == server->tick_requests && !cst_store_jobs(server->store);
+    bool jobs = cst_store_jobs(server->store), more = cst_store_tick(server->store);
+    bool idle = server->requests == server->tick_requests && !jobs && !more;
 
-    cst_store_tick(server->store);
     server->tick_requests = server->requests;
     server->tick_ns = idle ? CST_MIN(server->tick_ns * 2, CST_TICK_IDLE_MS * CST_NS_PER_MS)
                            : CST_TICK_MS * CST_NS_PER_MS;

@@ -11,7 +11,7 @@
 
 #include <assert.h>
 
-enum { EXPIRED_A_SLICE = 64, PINS_A_SLICE = 64 };
+enum { EXPIRED_A_SLICE = 1024, PINS_A_SLICE = 64 };
 
 static struct cst_block *find_stored(struct cst_space *space, const uint8_t key[32]) {
     struct cst_block *b = cst_trie_find(space, key);
@@ -150,7 +150,7 @@ static void end_pins(struct cst_namespace *ns) {
     }
 }
 
-void cst_care_slice(struct cst_store *store) {
+bool cst_care_slice(struct cst_store *store) {
     unsigned left = EXPIRED_A_SLICE;
     struct cst_list *it, *tmp;
 
@@ -165,4 +165,5 @@ void cst_care_slice(struct cst_store *store) {
     }
     cst_list_for_each_safe (it, tmp, &store->namespaces)
         end_pins(cst_list_entry(it, struct cst_namespace, link));
+    return !left;
 }

@@ -142,8 +142,8 @@ void cst_store_event(struct cst_space *space, enum cst_event what, const struct 
 bool cst_block_is_expired(const struct cst_block *b);
 /* Ends the block's own pin. */
 void cst_block_unpin(struct cst_block *b);
-/* What cst_store_tick() does for ages and pins. */
-void cst_care_slice(struct cst_store *store);
+/* What cst_store_tick() does for ages and pins. True: more blocks have expired. */
+bool cst_care_slice(struct cst_store *store);
 
 /* How many leading keys of the chain are present. */
 size_t cst_lookup_run(const struct cst_space *space, const uint8_t *keys, size_t n);

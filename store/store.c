@@ -185,14 +185,17 @@ struct cst_store *cst_store_free(struct cst_store *store) {
     return cst_free(store);
 }
 
-void cst_store_tick(struct cst_store *store) {
+bool cst_store_tick(struct cst_store *store) {
+    bool more;
+
     assert(!store->entered);
     store->entered++;
-    cst_care_slice(store);
+    more = cst_care_slice(store);
     cst_encode_kick_all(store);
     cst_scrub_slice(store);
     store->entered--;
     tell(store);
+    return more;
 }
 
 void cst_store_stats(const struct cst_store *store, struct cst_store_stats *out) {

@@ -99,8 +99,9 @@ size_t cst_store_jobs(const struct cst_store *store);
 struct cst_store *cst_store_free(struct cst_store *store);
 
 /* Periodic care, a bounded slice each call: ages, pins, background encoding, scrubbing. Call about
- * every 100 ms. */
-void cst_store_tick(struct cst_store *store);
+ * every 100 ms, while nothing happens less often; but not while it answers true: then blocks past
+ * their age are left. */
+bool cst_store_tick(struct cst_store *store);
 
 /* ---- namespaces and spaces ---- */
 

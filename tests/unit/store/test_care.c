@@ -327,6 +327,32 @@ static void old_blocks_are_gone(void **state) {
     end_world(w, s);
 }
 
+/* However many blocks grow too old at once: each tick ends some of them and says that more are
+ * left, so that an idle daemon does not go to sleep over them. */
+static void ages_end_before_the_daemon_sleeps(void **state) {
+    struct cst_space *s;
+    struct world *w =
+        small_world(&(struct world_options){ .seed = 1, .max_age_ns = 60 * CST_NS_PER_S }, &s);
+    const uint32_t n = 2500;
+    struct cst_space_stats stats;
+    unsigned ticks = 0;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        world_key_n(key, i);
+        assert_int_equal(world_store(w, s, root, true, key, &i, 1), 0);
+    }
+    assert_false(cst_store_tick(w->store));
+    w->clock.ns += 60 * CST_NS_PER_S;
+    while (cst_store_tick(w->store) && ticks++ < n)
+        ;
+    assert_in_range(ticks, 1, 10);
+    cst_space_stats(s, &stats);
+    assert_int_equal(stats.blocks, 0);
+    assert_int_equal(stats.expired_blocks, n);
+    end_world(w, s);
+}
+
 /* ---- checksums ---- */
 
 static void flip(struct cst_copy *c) {
@@ -506,6 +532,7 @@ int main(void) {
         cmocka_unit_test(a_pin_is_charged_with_its_ancestors),
         cmocka_unit_test(a_pin_ends_by_itself),
         cmocka_unit_test(old_blocks_are_gone),
+        cmocka_unit_test(ages_end_before_the_daemon_sleeps),
         cmocka_unit_test(a_flipped_bit_is_found_before_encoding),
         cmocka_unit_test(a_flipped_bit_is_found_before_decoding),
         cmocka_unit_test(the_scrubber_finds_every_flipped_bit),
