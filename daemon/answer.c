@@ -199,10 +199,11 @@ void cst_fail_store(struct cst_call *call, int r) {
     int status = cst_status_of(r);
 
     if (status == CST_STATUS_INTERNAL) {
-        char trace[512];
+        char trace[512]; /* none when a worker failed: it is in that thread */
+        const char *why = cst_err_trace(trace, sizeof(trace)) ? trace : strerrordesc_np(-r);
 
-        if (cst_err_trace(trace, sizeof(trace)))
-            cst_log(CST_LOG_ERROR, "%s failed: %s", cst_message_name(call->type), trace);
+        cst_log(CST_LOG_ERROR, "%s failed: %s", cst_message_name(call->type),
+                why ? why : "a condition that nobody handles");
     }
     cst_fail(call, status, NULL);
 }

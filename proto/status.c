@@ -34,6 +34,9 @@ int cst_status_from_errno(int r) {
         return CST_STATUS_OK;
     case -ENOMEM:
         return CST_STATUS_NO_MEMORY;
+    case -EMFILE:
+    case -ENFILE:
+        return CST_STATUS_BUSY;
     case -EMSGSIZE:
         return CST_STATUS_TOO_LARGE;
     default:

@@ -104,6 +104,8 @@ static void public_constants_agree(void **state) {
 static void errno_becomes_status(void **state) {
     assert_int_equal(cst_status_from_errno(0), CST_STATUS_OK);
     assert_int_equal(cst_status_from_errno(-ENOMEM), CST_STATUS_NO_MEMORY);
+    assert_int_equal(cst_status_from_errno(-EMFILE), CST_STATUS_BUSY);
+    assert_int_equal(cst_status_from_errno(-ENFILE), CST_STATUS_BUSY);
     assert_int_equal(cst_status_from_errno(-EMSGSIZE), CST_STATUS_TOO_LARGE);
     assert_int_equal(cst_status_from_errno(-EIO), CST_STATUS_INTERNAL);
     assert_int_equal(cst_status_from_errno(5), CST_STATUS_INTERNAL); /* an unhandled condition */
