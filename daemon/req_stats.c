@@ -104,6 +104,15 @@ void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
 
 /* ---- purge ---- */
 
+/* A lease or a mapping can't be taken back: what clients still have of it is not erased yet. */
+static const char *purge_result(const struct cst_namespace *ns) {
+    struct cst_space_stats left = { 0 };
+
+    if (ns)
+        cst_namespace_stats(ns, &left);
+    return left.leases || left.held_bytes ? "unlinked" : "erased";
+}
+
 struct named {
     const char *name;
     struct cst_namespace *ns;
@@ -130,6 +139,6 @@ void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
     }
     if (named.ns)
         reply.blocks = cst_namespace_purge(named.ns);
-    reply.result = (char *)(uintptr_t) "erased";
+    reply.result = (char *)(uintptr_t)purge_result(named.ns);
     cst_reply(call, &reply.base);
 }

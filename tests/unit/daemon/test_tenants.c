@@ -612,6 +612,7 @@ static void erased_slabs_are_asked_for(void **state) {
     hold_slab(&reader, 1);
     assert_int_equal(cst_raw_call(&reader.raw, CST_MSG_PURGE, &purge.base), 0);
     assert_int_equal(((const Cistern__V1__PurgeReply *)reader.raw.reply)->blocks, 1);
+    assert_string_equal(((const Cistern__V1__PurgeReply *)reader.raw.reply)->result, "unlinked");
     if (!reader.raw.n_pushes)
         (void)cst_raw_wait_push(&reader.raw);
     assert_int_equal(reader.raw.pushes[0], CST_MSG_SLAB_RETIRE);
@@ -625,6 +626,8 @@ static void erased_slabs_are_asked_for(void **state) {
     assert_int_equal(reader.map[4095], before); /* readable still; the block was uniform */
     drop_slab(&reader);
     assert_int_equal(held_bytes(), 0);
+    assert_int_equal(cst_raw_call(&reader.raw, CST_MSG_PURGE, &purge.base), 0);
+    assert_string_equal(((const Cistern__V1__PurgeReply *)reader.raw.reply)->result, "erased");
     cst_raw_close(&reader.raw);
 }
 
