@@ -10,6 +10,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +22,14 @@ struct unit {
 
 static const struct unit byte_units[] = {
     { "", 1 },
-    { "K", UINT64_C(1) << 10 },
     { "KiB", UINT64_C(1) << 10 },
-    { "M", UINT64_C(1) << 20 },
+    { "K", UINT64_C(1) << 10 },
     { "MiB", UINT64_C(1) << 20 },
-    { "G", UINT64_C(1) << 30 },
+    { "M", UINT64_C(1) << 20 },
     { "GiB", UINT64_C(1) << 30 },
-    { "T", UINT64_C(1) << 40 },
+    { "G", UINT64_C(1) << 30 },
     { "TiB", UINT64_C(1) << 40 },
+    { "T", UINT64_C(1) << 40 },
     { NULL, 0 },
 };
 static const struct unit time_units[] = {
@@ -70,6 +71,22 @@ static bool parse_number(const char *value, int base, const struct unit *units, 
         if (!strcmp(end, units->name))
             return !__builtin_mul_overflow((uint64_t)n, units->factor, out);
     return false;
+}
+
+/* v in the largest unit that divides it; of units of one size the first. */
+static const char *print_number(const struct cst_config_row *row, uint64_t v, char *out,
+                                size_t cap) {
+    const struct unit *units = row->type == CST_CONFIG_BYTES      ? byte_units
+                               : row->type == CST_CONFIG_DURATION ? time_units
+                                                                  : no_units;
+    const struct unit *best = &no_units[0];
+
+    for (; v && units->name; units++)
+        if (units->factor > best->factor && v % units->factor == 0)
+            best = units;
+    (void)snprintf(out, cap, row->type == CST_CONFIG_MODE ? "%#" PRIo64 "%s" : "%" PRIu64 "%s",
+                   v / best->factor, best->name);
+    return out;
 }
 
 static bool parse_choice(const char *const *choices, const char *value, uint64_t *out) {
@@ -156,6 +173,7 @@ static int parse_text(const struct cst_config_row *row, char *out, const char *v
 
 int cst_config_value(const struct cst_config_row *row, void *member, const char *value, char *text,
                      size_t cap) {
+    char min[32], max[32];
     uint64_t v;
 
     if (row->type == CST_CONFIG_TEXT)
@@ -167,7 +185,9 @@ int cst_config_value(const struct cst_config_row *row, void *member, const char 
                        cst_config_type_name(row->type), value);
     if (row->type != CST_CONFIG_CHOICE && row->type != CST_CONFIG_BOOL &&
         (v < row->min || v > row->max))
-        return invalid(text, cap, "%s = %.60s is out of range", row->key, value);
+        return invalid(text, cap, "%s = %.60s is out of range: %s to %s", row->key, value,
+                       print_number(row, row->min, min, sizeof(min)),
+                       print_number(row, row->max, max, sizeof(max)));
     memcpy(member, &v, sizeof(v));
     return 0;
 }

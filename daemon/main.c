@@ -82,6 +82,9 @@ static int take_option(struct cst_config *config, struct options *o, int *i, cha
         value++;
     } else if (++*i < o->argc) {
         value = o->argv[*i];
+    } else if (strcmp(key, "config") && !cst_config_find(key)) {
+        (void)snprintf(text, cap, "there is no option --%s", key);
+        return CST_CONFIG_E_INVALID;
     } else {
         (void)snprintf(text, cap, "--%s wants a value", key);
         return CST_CONFIG_E_INVALID;
