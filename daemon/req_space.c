@@ -6,6 +6,7 @@
 #include "proto/key.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void free_descriptor(struct cst_descriptor **desc) {
     *desc = cst_descriptor_free(*desc);
@@ -47,6 +48,39 @@ static bool check_open(struct cst_call *call, const Cistern__V1__SpaceOpen *open
     return false;
 }
 
+static bool may_write(const struct cst_call *call, const Cistern__V1__SpaceOpen *open) {
+    return !open->scope ||
+           cst_uids_have(&call->server->config.public_writers, call->session->peer.uid);
+}
+
+struct census {
+    const Cistern__V1__SpaceOpen *open;
+    const uint8_t *fingerprint;
+    size_t n;
+    bool found;
+};
+
+static void count_space(struct cst_space *space, void *arg) {
+    struct census *c = arg;
+
+    c->n++;
+    c->found |= !memcmp(cst_space_fingerprint(space), c->fingerprint, 32) &&
+                (uint32_t)cst_space_kind(space) == c->open->kind &&
+                (uint32_t)cst_space_class(space) == c->open->quality_class;
+}
+
+/* Those who may only read the public namespace open what is there, and make new spaces in half of
+ * the places: the others stay for those who fill it. */
+static bool may_make(const struct cst_call *call, const Cistern__V1__SpaceOpen *open,
+                     struct cst_namespace *ns, const uint8_t fingerprint[32]) {
+    struct census census = { .open = open, .fingerprint = fingerprint };
+
+    if (may_write(call, open))
+        return true;
+    cst_store_for_each_space(call->server->store, ns, count_space, &census);
+    return census.found || census.n < call->server->config.spaces / 2;
+}
+
 /* Finds or makes the space and a handle for it. NULL: answered. */
 static struct cst_handle *open_space(struct cst_call *call, const Cistern__V1__SpaceOpen *open,
                                      struct cst_namespace *ns, struct cst_descriptor **desc) {
@@ -56,6 +90,10 @@ static struct cst_handle *open_space(struct cst_call *call, const Cistern__V1__S
     int r;
 
     cst_descriptor_fingerprint(open->descriptor.data, open->descriptor.len, fingerprint);
+    if (!may_make(call, open, ns, fingerprint)) {
+        cst_fail(call, CST_STATUS_QUOTA, "the public namespace has too many spaces");
+        return NULL;
+    }
     r = cst_space_open(&space, ns, desc, cst_descriptor_free, fingerprint,
                        (enum cst_kind)open->kind, (enum cst_class)open->quality_class);
     if (r) {
@@ -96,8 +134,7 @@ void cst_req_space_open(struct cst_call *call, const ProtobufCMessage *message) 
     handle = ns ? open_space(call, open, ns, &desc) : NULL;
     if (!handle)
         return;
-    handle->writable = !open->scope ||
-                       cst_uids_have(&call->server->config.public_writers, call->session->peer.uid);
+    handle->writable = may_write(call, open);
     reply.space = handle->id;
     reply.block_bytes = cst_space_descriptor(handle->space)->block_bytes;
     reply.block_tokens = cst_space_descriptor(handle->space)->block_tokens;

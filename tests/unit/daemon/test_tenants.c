@@ -466,6 +466,48 @@ static void the_public_namespace_is_read_by_all_and_filled_by_few(void **state) 
     (void)stop(NULL);
 }
 
+static void with_few_public_spaces(struct cst_config *config) {
+    with_public(config);
+    config->spaces = 4;
+}
+
+static int open_model(struct cst_raw *raw, uint8_t model) {
+    Cistern__V1__SpaceOpen open = CISTERN__V1__SPACE_OPEN__INIT;
+    uint8_t descriptor[1024];
+
+    open.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), model));
+    open.scope = 1;
+    return cst_raw_call(raw, CST_MSG_SPACE_OPEN, &open.base);
+}
+
+static int open_as_writer(void) {
+    struct cst_raw raw;
+    int status = 0;
+
+    cst_raw_connect(&raw, &box);
+    if (cst_raw_hello(&raw))
+        return 99;
+    for (uint8_t model = 10; model < 12 && !status; model++)
+        status = open_model(&raw, model);
+    return status;
+}
+
+/* Whoever may only read can't take the places of those who fill it. */
+static void readers_leave_public_spaces_to_writers(void **state) {
+    struct cst_raw reader;
+
+    cst_box_start(&box, with_few_public_spaces);
+    cst_raw_connect(&reader, &box);
+    assert_int_equal(cst_raw_hello(&reader), 0);
+    assert_int_equal(open_model(&reader, 1), 0);
+    assert_int_equal(open_model(&reader, 2), 0);
+    assert_int_equal(open_model(&reader, 3), CST_STATUS_QUOTA);
+    assert_int_equal(open_model(&reader, 1), 0); /* it is there */
+    assert_int_equal(as_uid(OTHER_UID, open_as_writer), 0);
+    cst_raw_close(&reader);
+    (void)stop(NULL);
+}
+
 /* ---- retired slabs ---- */
 
 struct holder {
@@ -706,6 +748,7 @@ int main(void) {
         T(the_overflow_uid_is_refused),
         T(administrators_watch_and_erase),
         cmocka_unit_test(the_public_namespace_is_read_by_all_and_filled_by_few),
+        cmocka_unit_test(readers_leave_public_spaces_to_writers),
     };
     int failed = cst_run_rows(rule_rows, check_rule) + cmocka_run_group_tests(tests, NULL, NULL);
 
