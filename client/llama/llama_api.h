@@ -29,6 +29,7 @@ struct cst_llama_batch {
     X(const struct llama_model *, get_model, (const struct llama_context *))                       \
     X(void *, get_memory, (const struct llama_context *))                                          \
     X(uint32_t, n_seq_max, (const struct llama_context *))                                         \
+    X(uint32_t, n_ctx_seq, (const struct llama_context *))                                         \
     X(int32_t, decode, (struct llama_context *, struct cst_llama_batch))                           \
     X(bool, memory_seq_rm, (void *, int32_t seq, int32_t from, int32_t to))                        \
     X(int32_t, memory_seq_pos_max, (void *, int32_t seq))                                          \

@@ -239,12 +239,23 @@ static bool rotation_off(const struct cst_state_layout *l) {
            !(cst_state_element(l->type_k) && cst_state_element(l->type_v));
 }
 
-static int32_t write_options(const struct cst_llama_api *api, const struct cst_state_layout *l,
-                             const char *params, char out[CST_OPTIONS_MAX + 1]) {
-    int n = snprintf(out, CST_OPTIONS_MAX + 1,
-                     "version=%s;n_stream=%u;v_trans=%d;type_k=%d;type_v=%d;%s%s", api->version(),
-                     l->n_stream, l->v_trans, l->type_k, l->has_v ? l->type_v : -1,
-                     rotation_off(l) ? "attn_rot=0;" : "", params);
+/* LongRoPE models rotate by one set of factors in contexts up to the original length and by another
+ * one in longer ones. Only the engine sees which models have such factors. */
+static bool is_long(const struct metadata *m, const struct llama_context *ctx) {
+    double original = meta_number(m, "rope.scaling.original_context_length");
+
+    if (!original)
+        original = meta_number(m, "context_length");
+    return original && m->api->n_ctx_seq(ctx) > original;
+}
+
+static int32_t write_options(const struct metadata *m, const struct llama_context *ctx,
+                             const struct cst_state_layout *l, const char *params,
+                             char out[CST_OPTIONS_MAX + 1]) {
+    int n = snprintf(
+        out, CST_OPTIONS_MAX + 1, "version=%s;n_stream=%u;v_trans=%d;type_k=%d;type_v=%d;%s%s%s",
+        m->api->version(), l->n_stream, l->v_trans, l->type_k, l->has_v ? l->type_v : -1,
+        rotation_off(l) ? "attn_rot=0;" : "", is_long(m, ctx) ? "long_context=1;" : "", params);
 
     if (n < 0 || n > CST_OPTIONS_MAX)
         return cst_llama_fail(CISTERN_E_BAD_ARGUMENT, "context_params is longer than %zu bytes",
@@ -276,12 +287,12 @@ int32_t cst_llama_describe(const struct cst_llama_api *api, const struct llama_c
     r = hash_file("model", facts->model_path, d->content_id);
     if (r == CISTERN_OK)
         r = hash_adapters(facts, d->adapter_id);
-    if (r == CISTERN_OK)
-        r = write_options(api, &probe->layout, params, out->options);
-    if (r)
-        return r;
     if (api->model_meta_val_str(m.model, "general.architecture", m.arch, sizeof(m.arch)) < 0)
         m.arch[0] = '\0';
+    if (r == CISTERN_OK)
+        r = write_options(&m, ctx, &probe->layout, params, out->options);
+    if (r)
+        return r;
     describe_layers(&m, &probe->layout, d->block_tokens, params, out);
     return CISTERN_OK;
 }

@@ -300,7 +300,8 @@ def _abort(handle: Handle, space: Any, slots: Sequence[Any]) -> None:
 class Slot:
     """Room for one block: `data` is block_bytes bytes of writable memory, contents unspecified.
 
-    Don't write after commit: the memory may belong to another slot of this process then.
+    Don't touch what was made of it after commit: the memory may belong to another slot of this
+    process then, or, when the daemon was lost, be gone.
     """
 
     __slots__ = ("key", "_memory")

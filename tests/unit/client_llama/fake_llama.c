@@ -109,6 +109,7 @@ API bool fake_llama_holds(const struct llama_context *ctx, int32_t seq, const in
 API const void *llama_get_model(const struct llama_context *ctx);
 API void *llama_get_memory(const struct llama_context *ctx);
 API uint32_t llama_n_seq_max(const struct llama_context *ctx);
+API uint32_t llama_n_ctx_seq(const struct llama_context *ctx);
 API int32_t llama_decode(struct llama_context *ctx, struct batch batch);
 API bool llama_memory_seq_rm(void *memory, int32_t seq, int32_t from, int32_t to);
 API int32_t llama_memory_seq_pos_max(void *memory, int32_t seq);
@@ -138,6 +139,11 @@ void *llama_get_memory(const struct llama_context *ctx) {
 uint32_t llama_n_seq_max(const struct llama_context *ctx) {
     (void)ctx;
     return FAKE_SEQS;
+}
+
+uint32_t llama_n_ctx_seq(const struct llama_context *ctx) {
+    (void)ctx;
+    return config.n_ctx ? config.n_ctx : FAKE_TOKENS;
 }
 
 int32_t llama_decode(struct llama_context *ctx, struct batch batch) {

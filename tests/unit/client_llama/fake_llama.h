@@ -27,6 +27,7 @@ struct fake_config {
     size_t cut_state;    /* bytes missing at the end of each state */
     uint32_t state_hole; /* this position is written as the one after the last; 0: none */
     const char *version;
+    uint32_t n_ctx; /* 0: FAKE_TOKENS */
 };
 
 struct llama_context;
