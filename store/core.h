@@ -6,7 +6,9 @@
 #include "store/block.h"
 
 enum {
-    CST_ENCODES_MAX = 2,             /* at a time: each needs workspace outside the memory limit */
+    CST_ENCODES_MAX = 2,             /* at a time */
+    CST_ENCODE_FREE = 12 << 20,      /* heap of an encode that no memory limit counts */
+    CST_WORK_MAX = 16 << 20,         /* workspace of one decode; layouts that need more stay hot */
     CST_ENCODES_MAX_BLOCK = 8 << 20, /* larger blocks: one at a time */
     CST_VICTIMS_SCANNED = 64,        /* a few victims may be busy: how far to look */
 };
@@ -32,6 +34,7 @@ struct cst_store {
     struct cst_hashmap slab_map;
     uint32_t last_slab;
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
+    uint64_t encode_bytes;                        /* heap of large encodes under way */
     uint64_t uses;
     uint64_t leases, reserved;
     size_t jobs, encodes;
@@ -80,6 +83,7 @@ struct cst_space {
     struct cst_list wait_decodes, wait_puts, wait_encodes; /* for a slot */
     bool making_hot, making_packed;
     size_t encodes;
+    uint64_t encode_bytes;     /* of memory that an encode takes; UINT64_MAX: never encoded */
     uint32_t packed_class;     /* size class of the last frame */
     uint64_t encode_failed_ns; /* when packing found no room or memory */
     unsigned encode_fails;     /* in a row */
@@ -172,6 +176,8 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
 /* used: when the block that is packed was used last: nothing younger is evicted for it. */
 int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
                     struct cst_slab_slots **slab, uint32_t *slot);
+/* Is there memory for so many bytes, without taking any from others? */
+bool cst_room_has(const struct cst_store *store, uint64_t bytes);
 /* Is it worth encoding a block now? */
 bool cst_room_packed_is_likely(const struct cst_space *space);
 /* So many bytes more: 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict

@@ -5,12 +5,13 @@
  *   dirty -> ENCODE (job: check, encode into a buffer) -> waiting for a slot -> MOVE (job: into
  *   the slot) -> packed
  *
- * Invariants: 1. at most CST_ENCODES_MAX at a time, waiting ones included, since each has a buffer
- * that no memory limit counts; 2. the hot copy is pinned while it is read; 3. a block of an exact
- * space gets exact presets only; 4. a block that doesn't shrink by a sixteenth stays as it is:
- * packing it would only cost a decode; 5. only committed bytes are encoded, never what a lossy
- * frame gave back.
- * Loop thread, but for the jobs, which touch the copy, the buffer and the slot.
+ * Invariants: 1. at most CST_ENCODES_MAX at a time, waiting ones included, each with at most
+ * CST_ENCODE_FREE bytes of heap that no memory limit counts: larger ones are part of the store's
+ * memory and only begin when there is room; 2. the hot copy is pinned while it is read; 3. a block
+ * of an exact space gets exact presets only; 4. a block that doesn't shrink by a sixteenth stays as
+ * it is: packing it would only cost a decode; 5. only committed bytes are encoded, never what a
+ * lossy frame gave back. Loop thread, but for the jobs, which touch the copy, the buffer and the
+ * slot.
  */
 #include "base/crc32c.h"
 #include "base/err.h"
@@ -106,6 +107,7 @@ static void end(struct encode *e) {
     b->encoding = false;
     space->encodes--;
     space->store->encodes--;
+    space->store->encode_bytes -= space->encode_bytes;
     if (b->dead)
         cst_block_reap(b);
     else
@@ -223,6 +225,7 @@ static bool start(struct cst_space *space) {
     cst_block_settle(b, CST_EVICT_WARM);
     space->encodes++;
     space->store->encodes++;
+    space->store->encode_bytes += space->encode_bytes;
     e->job = (struct cst_job){ .run = encode_job, .done = encode_done };
     cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
     return true;
@@ -242,7 +245,8 @@ static bool may_start(const struct cst_space *space, bool wanted) {
     size_t most = space->desc->block_bytes > CST_ENCODES_MAX_BLOCK ? 1 : CST_ENCODES_MAX;
 
     return store->encodes < most && !cst_list_is_empty(&space->dirty) &&
-           !is_backing_off(space, wanted) && cst_room_packed_is_likely(space);
+           !is_backing_off(space, wanted) && cst_room_has(store, space->encode_bytes) &&
+           cst_room_packed_is_likely(space);
 }
 
 bool cst_encode_kick(struct cst_space *space) {

@@ -11,7 +11,7 @@
  * too, so that a class which is no longer used does not keep its memory.
  *
  * Invariants
- *   1. slabs (made and being made) + index <= options.memory.
+ *   1. slabs (made and being made) + index + heap of large encodes <= options.memory.
  *   2. Nothing is taken from a block that is leased, pinned, waited for, not stored, or above one
  *      that is: only idle leaves, or whole subtrees of such, are evicted.
  *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
@@ -48,14 +48,18 @@ static uint64_t headroom(const struct cst_store *store) {
     return CST_MIN(store->options.memory / 64, left);
 }
 
-static bool fits(const struct cst_store *store, uint64_t bytes) {
-    uint64_t used = store->slab_bytes + store->index_bytes;
+static uint64_t used_bytes(const struct cst_store *store) {
+    return store->slab_bytes + store->index_bytes + store->encode_bytes;
+}
+
+bool cst_room_has(const struct cst_store *store, uint64_t bytes) {
+    uint64_t used = used_bytes(store);
 
     return used <= store->options.memory && store->options.memory - used >= bytes;
 }
 
 uint64_t cst_room_left(const struct cst_store *store) {
-    uint64_t used = store->slab_bytes + store->index_bytes;
+    uint64_t used = used_bytes(store);
     uint64_t memory = store->options.memory - CST_MIN(store->options.memory, used);
     uint64_t index = store->options.index - CST_MIN(store->options.index, store->index_bytes);
 
@@ -213,7 +217,7 @@ int cst_room_index(struct cst_space *space, size_t bytes) {
     while (store->index_bytes + bytes > store->options.index)
         if (!evict_any_for_index(space))
             return CST_STORE_E_LIMIT;
-    while (!fits(store, bytes))
+    while (!cst_room_has(store, bytes))
         if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, NULL, UINT64_MAX))
             return CST_STORE_E_BUSY;
     return 0;
@@ -244,7 +248,7 @@ static bool grow(struct cst_space *space, bool packed, uint32_t klass, uint64_t 
 
     if (!may_grow(space))
         return false;
-    while (!fits(store, size + CST_MAX(index, headroom(store))))
+    while (!cst_room_has(store, size + CST_MAX(index, headroom(store))))
         if (!give_back_one(store))
             return false;
     return !cst_room_index(space, index) && !cst_slab_make(space, packed, klass, slot_bytes, size);
@@ -307,7 +311,7 @@ static bool is_pressed(const struct cst_space *space) {
 
 bool cst_room_packed_is_likely(const struct cst_space *space) {
     return is_pressed(space) || !cst_list_is_empty(&space->packed_free[space->packed_class]) ||
-           !cst_list_is_empty(&space->store->empty) || fits(space->store, slab_size(space));
+           !cst_list_is_empty(&space->store->empty) || cst_room_has(space->store, slab_size(space));
 }
 
 int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,

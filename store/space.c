@@ -93,6 +93,15 @@ static struct cst_space *find_space(const struct cst_namespace *ns, const uint8_
     return NULL;
 }
 
+/* Buffer and workspace of one encode, as far as they count. */
+static uint64_t encode_bytes(const struct cst_descriptor *desc) {
+    uint64_t work = cst_codec_work_size(desc), all = work + cst_frame_bound(desc);
+
+    if (work > CST_WORK_MAX)
+        return UINT64_MAX;
+    return all > CST_ENCODE_FREE ? all : 0;
+}
+
 static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descriptor *desc,
                                    const uint8_t fingerprint[32]) {
     struct cst_space *s = cst_calloc(1, sizeof(*s));
@@ -102,6 +111,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     s->store = ns->store;
     s->ns = ns;
     s->desc = desc;
+    s->encode_bytes = encode_bytes(desc);
     memcpy(s->fingerprint, fingerprint, sizeof(s->fingerprint));
     cst_evict_init(&s->evict, ns->store->policy);
     cst_list_init(&s->clean);

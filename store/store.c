@@ -201,7 +201,7 @@ bool cst_store_tick(struct cst_store *store) {
 void cst_store_stats(const struct cst_store *store, struct cst_store_stats *out) {
     *out = (struct cst_store_stats){
         .memory_limit = store->options.memory,
-        .memory_used = store->slab_bytes + store->index_bytes,
+        .memory_used = store->slab_bytes + store->index_bytes + store->encode_bytes,
         .index_limit = store->options.index,
         .index_used = store->index_bytes,
         .held_bytes = store->held_bytes,

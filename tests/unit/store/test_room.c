@@ -606,6 +606,97 @@ static void a_slab_that_never_fits_costs_nobody(void **state) {
     end_world(w);
 }
 
+/* Blocks of two segments: opaque, or K and V of one row a token. */
+static struct cst_space *large_space(struct world *w, uint64_t segment, bool opaque) {
+    struct cst_descriptor *d = world_descriptor(2);
+    uint64_t row = segment / WORLD_TOKENS;
+    struct cst_namespace *ns;
+    struct cst_space *s;
+    uint8_t fingerprint[32] = { 2 };
+
+    d->block_bytes = 2 * segment;
+    d->layers[0].head_dim_k = d->layers[0].head_dim_v = (uint32_t)row / 2;
+    for (unsigned i = 0; i < 2; i++) {
+        struct cst_segment *seg = &d->segments[i];
+
+        seg->offset = i * segment;
+        seg->length = segment;
+        seg->token_stride = seg->head_stride = row;
+        if (opaque)
+            *seg = (struct cst_segment){ .tensor = CST_TENSOR_OPAQUE,
+                                         .offset = seg->offset,
+                                         .length = segment };
+    }
+    assert_int_equal(cst_namespace_get(w->store, "large", &ns), 0);
+    assert_int_equal(cst_space_open(&s, ns, &d, world_descriptor_free, fingerprint, CST_KIND_TOKENS,
+                                    CST_CLASS_LOSSLESS),
+                     0);
+    return s;
+}
+
+/* The bytes are zero. */
+static void store_large(struct world *w, struct cst_space *s, uint32_t token) {
+    struct world_put p = { .put = CST_PUT_NULL(world_put_done) };
+    uint8_t key[32], *bytes = cst_calloc(1, cst_space_descriptor(s)->block_bytes);
+    uint32_t busy_ms;
+
+    world_key(key, root, &token, 1);
+    assert_int_equal(cst_put_begin(s, root, true, key, &token, 1, &p.put, &busy_ms), 0);
+    cst_put_commit(&p.put, bytes, NULL);
+    world_settle(w);
+    assert_int_equal(p.status, 0);
+    cst_free(bytes);
+}
+
+/* What an encode of a large block takes from the heap is part of the memory: it waits for room. */
+static void large_encodes_count(void **state) {
+    const uint64_t block = UINT64_C(16) << 20;
+    struct world *w = world_new(&(struct world_options){
+        .seed = 1, .memory = 9 * block, .index = block / 4, .manual_jobs = true });
+    struct cst_space *s = large_space(w, block / 2, true);
+    struct cst_store_stats stats;
+
+    for (uint32_t i = 0; i < 8; i++)
+        store_large(w, s, i);
+    cst_store_tick(w->store); /* the slab leaves one block, less than buffer and workspace */
+    assert_int_equal(w->store->encodes, 0);
+    w->store->options.memory += 10 * block;
+    cst_store_tick(w->store);
+    assert_int_equal(w->store->encodes, 1);
+    cst_store_stats(w->store, &stats);
+    assert_true(stats.memory_used > 9 * block && w->store->encode_bytes > block &&
+                stats.memory_used <= stats.memory_limit);
+    world_check(w);
+    world_settle(w);
+    cst_store_stats(w->store, &stats);
+    assert_int_equal(w->store->encode_bytes, 0);
+    assert_int_equal(numbers(s).encodes, 8);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
+/* A decode's workspace counts nowhere: blocks whose segments are so large stay hot. */
+static void giant_segments_stay_hot(void **state) {
+    struct world *w = world_new(
+        &(struct world_options){ .seed = 1, .memory = UINT64_C(512) << 20, .manual_jobs = true });
+    struct cst_space *s = large_space(w, UINT64_C(8) << 20, false);
+
+    store_large(w, s, 1);
+    assert_true(cst_codec_work_size(cst_space_descriptor(s)) > CST_WORK_MAX);
+    cst_store_tick(w->store);
+    assert_int_equal(w->store->encodes, 0);
+    (void)cst_space_unref(s);
+    end_world(w);
+    w = world_new(
+        &(struct world_options){ .seed = 1, .memory = UINT64_C(512) << 20, .manual_jobs = true });
+    s = large_space(w, UINT64_C(1) << 20, false);
+    store_large(w, s, 1);
+    cst_store_tick(w->store);
+    assert_int_equal(w->store->encodes, 1);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
 /* Slot classes: closed form against a search. */
 static void packed_classes_are_close(void **state) {
     for (uint32_t c = 0; c + 1 < CST_PACKED_CLASSES; c++) {
@@ -642,6 +733,8 @@ int main(void) {
         cmocka_unit_test(a_tiny_memory_works),
         cmocka_unit_test(a_slab_that_fails_costs_nobody),
         cmocka_unit_test(a_slab_that_never_fits_costs_nobody),
+        cmocka_unit_test(large_encodes_count),
+        cmocka_unit_test(giant_segments_stay_hot),
         cmocka_unit_test(packed_classes_are_close),
     };
 
