@@ -96,7 +96,11 @@ class PrivateDaemon:
             process.wait()
 
     def __enter__(self):
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            shutil.rmtree(self.dir, ignore_errors=True)
+            raise
 
     def __exit__(self, kind, value, trace):
         status = self.stop()
