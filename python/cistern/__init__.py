@@ -9,7 +9,7 @@
             for lease in hit:
                 use(lease.data)                          # read-only memoryview, zero copy
             compute(prompt[hit.tokens:])
-        space.put(prompt, blocks, start=len(hit))        # others see it from now on
+        space.put(prompt, blocks, start=hit.blocks)      # others see it from now on
 
 A lost daemon is a miss, never an exception: `fetch` finds nothing, `put` answers DISCONNECTED.
 """

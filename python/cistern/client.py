@@ -407,7 +407,8 @@ class Space:
         """lookup + acquire: leases of the longest stored prefix of a prompt, in order.
 
         The last block may match only in part: `.tokens` of the result says how many leading tokens
-        of the prompt all of them cover. Blocks that vanish in between are simply not in it.
+        of the prompt all of them cover, `.blocks` how many blocks need not be stored again. Blocks
+        that vanish in between are simply not in it.
         """
         ids = tokens_view(tokens)
         keys = self.keys(ids) if keys is None else keys
@@ -423,11 +424,13 @@ class Space:
             for lease in got[len(leading) :]:
                 if lease is not None:
                     lease.release()
-        covered = min(len(leading), match.blocks) * self.block_tokens
-        if len(leading) > match.blocks:
-            covered += match.partial_tokens
         n = len(leading)
-        return Leases(self._client.handle(), list(leading), got.statuses[:n], covered)
+        blocks = min(n, match.blocks)
+        covered = blocks * self.block_tokens
+        if n > match.blocks:
+            covered += match.partial_tokens
+            blocks += wanted[blocks] == keys[blocks]  # the prompt's own tail block
+        return Leases(self._client.handle(), list(leading), got.statuses[:n], covered, blocks)
 
     def get_into(
         self, keys: KeysLike, blocks: Iterable[WriteableBuffer] | WriteableBuffer

@@ -228,7 +228,12 @@ class Leases(Sequence["Lease | None"]):
     """
 
     def __init__(
-        self, handle: Handle, leases: list[Lease | None], statuses: list[Status], tokens: int = 0
+        self,
+        handle: Handle,
+        leases: list[Lease | None],
+        statuses: list[Status],
+        tokens: int = 0,
+        blocks: int = 0,
     ) -> None:
         self._handle = handle
         self._leases = leases
@@ -236,6 +241,9 @@ class Leases(Sequence["Lease | None"]):
         """One status per key."""
         self.tokens = tokens
         """fetch(): leading tokens of the prompt that these blocks cover; else 0."""
+        self.blocks = blocks
+        """fetch(): leading blocks of the prompt that are stored as they are: put() the rest with
+        ``start=hit.blocks``. A last block that matches in part is not one of them."""
 
     @overload
     def __getitem__(self, index: int) -> Lease | None: ...

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from lab import (
-    Layout, Peer, Victim, anonymous_rss, fds, held, linger, payload, prompt, rounds, until, until_held,
+    Layout, Peer, Victim, Worker, anonymous_rss, client_fds, held, linger, payload, prompt, rounds, until,
+    until_held,
 )  # fmt: skip
 from private_daemon import PrivateDaemon
 from wire import Wire, u32s, u64s
@@ -46,12 +47,15 @@ class Room:
             self.witness.read(lease)
         self.monitor.open_staging()  # now, so that it belongs to the base
         self.base = held(self.monitor)
-        self.base_fds = fds(self.pid)
+        self.base_fds = client_fds(self.pid, self.monitor)
 
     def check(self) -> None:
         """All that the dead held is back, and the witness reads its blocks, leased and fresh."""
         until_held(self.monitor, self.base)
-        until(lambda: fds(self.pid) <= self.base_fds, "the daemon closes the dead client's descriptors")
+        until(
+            lambda: client_fds(self.pid, self.monitor) <= self.base_fds,
+            "the daemon closes the dead client's descriptors",
+        )
         for key, lease in zip(self.keys, self.leases, strict=True):
             assert self.witness.read(lease) == payload(key, LAYOUT.size)
         assert self.witness.get(LAYOUT.chain(STORED)) == [
@@ -268,3 +272,24 @@ def test_random_kills_leak_nothing(room: Room) -> None:
         keys = LAYOUT.chain(prompt(f"churn {i}", 3))
         for key, block in zip(keys, room.monitor.get(keys), strict=True):
             assert block in (None, payload(key, LAYOUT.size))
+
+
+def test_killed_users_of_the_library_leak_nothing() -> None:
+    """The same with libcistern in the victim: any instruction of put and get may be its last."""
+    seed = int(os.environ.get("CST_SEED", "1"))
+    draw = random.Random(seed)
+    print(f"seed {seed}")
+    with PrivateDaemon() as d, Peer(d.socket, LAYOUT, name="monitor") as monitor:
+        base, base_fds = held(monitor), client_fds(d.process.pid, monitor)
+        survivor = Worker(d.socket, draw.randrange(1 << 32))
+        survivor.carry_on(puts=1, gets=1)
+        for _ in range(rounds(50, 500)):
+            victims = [Worker(d.socket, draw.randrange(1 << 32)) for _ in range(2)]
+            for victim in victims:
+                victim.carry_on(puts=draw.randrange(1, 20), gets=0)
+            for victim in victims:
+                victim.end()
+            survivor.carry_on(puts=5, gets=1)
+        survivor.end()
+        until_held(monitor, base)
+        until(lambda: client_fds(d.process.pid, monitor) <= base_fds, "every descriptor is closed")

@@ -13,7 +13,9 @@ import json
 import mmap
 import os
 import random
+import select
 import signal
+import subprocess
 import time
 import traceback
 import types
@@ -313,6 +315,11 @@ def fds(pid: int) -> int:
         return 0
 
 
+def client_fds(pid: int, monitor: Peer) -> int:
+    """Descriptors of a daemon that are not slabs."""
+    return fds(pid) - int(monitor.status_counters()["slabs"])
+
+
 def anonymous_rss(pid: int) -> int:
     """Private memory of a process in bytes, shared slabs left out. Always 0 in a sanitizer build,
     which keeps freed memory."""
@@ -414,6 +421,35 @@ def linger() -> None:
         os.close(_HIGH)
         os.read(_HIGH + 1, 1)
         os._exit(0)
+
+
+class Worker:
+    """tests/crash/load_worker: puts and gets through libcistern and checks every byte it reads."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        program = os.path.join(os.environ["CST_BUILD_ROOT"], "tests", "crash", "load_worker")
+        self.process = subprocess.Popen([program, path, str(seed)], stdout=subprocess.PIPE, bufsize=0)
+        self.counts = {c: 0 for c in "pgmx"}
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], HANG_GUARD_S)
+        assert ready, "a worker hangs"
+        got = self.process.stdout.read(4096).decode()
+        assert got, f"a worker ended with {self.process.wait()}"
+        for c in got:
+            self.counts[c] += 1
+        return got
+
+    def carry_on(self, puts: int, gets: int) -> None:
+        """Until so many more of its puts were answered, and so many blocks read."""
+        want = {"p": self.counts["p"] + puts, "g": self.counts["g"] + gets}
+        while any(self.counts[c] < n for c, n in want.items()):
+            self.read()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 @contextlib.contextmanager

@@ -61,12 +61,25 @@ def test_a_prompt_is_stored_found_and_read(space: cistern.Space) -> None:
         assert [bytes(lease.data) for lease in leases] == blocks_of(keys)
         assert [lease.tokens for lease in leases] == [16, 16, 16, 5]
     with space.fetch(tokens) as hit:
-        assert hit.tokens == 53 and len(hit) == 4
+        assert (hit.tokens, len(hit), hit.blocks) == (53, 4, 4)
     other = tokens[:40] + [1] * 20
     with space.fetch(other) as hit:
-        assert hit.tokens == 40 and len(hit) == 3
+        assert (hit.tokens, len(hit), hit.blocks) == (40, 3, 2)
         assert [lease.key for lease in hit] == list(keys[:3])
     assert space.lookup(prompt("absent", 2)).tokens == 0
+
+
+def test_each_prompt_stores_what_the_last_one_lacked(space: cistern.Space) -> None:
+    """The loop of a worker: whatever the hit ends in, the rest can be stored below it."""
+    base = prompt("worker", 4)
+    for tokens in (base[:37], base[:37] + [1, 2, 3], base[:45], base, base[:20] + [9] * 30, base[:37]):
+        with space.fetch(tokens) as hit:
+            start = hit.blocks
+        rest = blocks_of(space.keys(tokens)[start:])
+        assert set(space.put(tokens, rest, start=start)) <= {Status.OK, Status.PRESENT}
+        with space.fetch(tokens) as hit:
+            assert hit.tokens == len(tokens)
+            assert len(space.keys(tokens)) - hit.blocks in (0, 1)  # an equal tail may lie elsewhere
 
 
 def test_keys_are_those_of_the_wire(space: cistern.Space) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import cistern
 import pytest
 from cistern import Status
@@ -16,6 +18,21 @@ SIZE = LAYOUT.block_bytes
 def test_no_daemon_at_all() -> None:
     with pytest.raises(cistern.Disconnected):
         cistern.Client("/nonexistent/cistern.sock")
+
+
+def test_a_path_that_is_too_long_is_named() -> None:
+    with pytest.raises(cistern.CisternError, match="long"):
+        cistern.Client("/tmp/" + "x" * 200)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="skipped: needs root")
+def test_a_stranger_behind_the_socket_is_refused_unless_named() -> None:
+    """Who squats on the path gets nothing: the server's uid is the kernel's word."""
+    with PrivateDaemon(user=61001) as d:
+        with pytest.raises(cistern.Refused):
+            cistern.Client(d.socket)
+        with cistern.Client(d.socket, server_uid=61001) as client:
+            client.ping()
 
 
 def test_a_lazy_client_misses_until_a_daemon_comes() -> None:
