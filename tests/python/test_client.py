@@ -137,6 +137,18 @@ def test_slots_that_are_left_without_commit_are_aborted(space: cistern.Space) ->
         assert slots.statuses == [Status.OK] * 2
 
 
+def test_forgotten_slots_and_leases_are_given_back(space: cistern.Space, daemon: PrivateDaemon) -> None:
+    keys = stored(space, "forgotten leases")
+    slots, leases = space.reserve(prompt("forgotten", 2)), space.acquire(keys)
+    with Peer(daemon.socket) as p:
+        held = p.status_counters()
+        assert (held["reserved"], held["leases"]) == (2, 2)
+        del slots, leases
+        gc.collect()
+        until(lambda: p.status_counters()["reserved"] == 0, "the slots are aborted")
+        until(lambda: p.status_counters()["leases"] == 0, "the leases are released")
+
+
 def test_surprisals_of_a_wrong_number_are_the_callers_mistake(space: cistern.Space) -> None:
     with space.reserve(prompt("surprisals", 1)) as slots, pytest.raises(cistern.Misuse):
         slots.commit([1.0] * 3)
