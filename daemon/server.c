@@ -236,6 +236,7 @@ int cst_server_listen_consume_fd(struct cst_server *server, int fd, bool admin) 
     *listener =
         (struct cst_listener){ .io = CST_IO_NULL(accept_one), .server = server, .admin = admin };
     cst_timer_init(&listener->retry, listen_again);
+    (void)cst_packet_refuse_fds(fd); /* else each session looks for them */
     r = cst_io_start(&server->loop, &listener->io, fd, EPOLLIN);
     if (!r)
         server->n_listeners++;

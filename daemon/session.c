@@ -137,6 +137,7 @@ int cst_session_new_consume_fd(struct cst_session **out, struct cst_server *serv
         return r;
     }
     s->fd = fd;
+    s->refuses_fds = cst_packet_refuses_fds(fd);
     s->counted_refused = s->refused != 0;
     server->n_refused += s->counted_refused;
     cst_list_append(&server->sessions, &s->link);
@@ -157,15 +158,17 @@ void cst_session_update_io(struct cst_session *s) {
 
 static void read_packet(struct cst_session *s) {
     struct cst_server *server = s->server;
-    size_t n_fds;
-    ssize_t n = cst_packet_recv_owned_fds(s->fd, server->scratch.in, CST_PACKET_MAX, NULL, 0,
-                                          &n_fds, MSG_DONTWAIT);
+    uint8_t *in = server->scratch.in;
+    size_t n_fds = 0;
+    ssize_t n = s->refuses_fds ? cst_packet_recv(s->fd, in, CST_PACKET_MAX, MSG_DONTWAIT)
+                               : cst_packet_recv_owned_fds(s->fd, in, CST_PACKET_MAX, NULL, 0,
+                                                           &n_fds, MSG_DONTWAIT);
     struct cst_call call = { .session = s, .server = server };
 
     if (n == -EAGAIN)
         return;
     if (n > 0 && !n_fds) {
-        cst_dispatch(s, server->scratch.in, (size_t)n);
+        cst_dispatch(s, in, (size_t)n);
         return;
     }
     if (n == -EMSGSIZE)

@@ -25,7 +25,8 @@ struct cst_session {
     char refusal[160];
 
     struct cst_io sock, process;
-    int fd; /* owned */
+    int fd;           /* owned */
+    bool refuses_fds; /* the kernel keeps the peer from attaching descriptors */
     struct cst_peer peer;
     char name[65]; /* what the client calls itself; "" before Hello */
     char namespace_name[CST_NAMESPACE_NAME_MAX + 1];

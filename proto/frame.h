@@ -108,6 +108,15 @@ int cst_packet_send_borrowed_fds(int sock, const void *data, size_t n, const int
 int cst_packet_send_bulk(int sock, const void *head, size_t n, const void *bulk, size_t bulk_len,
                          int flags);
 
+/* Makes a listening or connected socket refuse descriptors: who attaches some gets EPERM. Sockets
+ * accepted later inherit it. false: this kernel (before Linux 6.16) can't. */
+bool cst_packet_refuse_fds(int sock);
+bool cst_packet_refuses_fds(int sock);
+
+/* Receives one packet from a socket that refuses descriptors (on another one they would vanish
+ * without a word). Returns as cst_packet_recv_owned_fds(). */
+ssize_t cst_packet_recv(int sock, void *data, size_t cap, int flags);
+
 /* Receives one packet. Received descriptors are the caller's (`owned`, CLOEXEC); more than cap_fds
  * or a truncated control message: all are closed and *n_fds = SIZE_MAX. With cap_fds = 0 the kernel
  * drops them before they are ours. Returns bytes, 0 at the end of the connection or for an empty

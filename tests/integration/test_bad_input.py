@@ -184,13 +184,16 @@ FDS: dict[str, Callable[[], list[int]]] = {
 @pytest.mark.parametrize("message", ["Ping", "Hello", "StagingGet", "Commit"])
 @pytest.mark.parametrize("kind", FDS)
 def test_descriptors_that_nobody_asked_for(witness: Witness, kind: str, message: str) -> None:
-    """They are refused, closed, and the connection ends."""
+    """They don't pass, or are refused and closed and the connection ends."""
     sent = FDS[kind]()
     before = fds(witness.pid)
     with Peer(witness.path) as p:
-        p.send(message, fds=sent)
-        plain(p.receive(), "BAD_FDS")
-        assert p.closed()
+        try:
+            p.send(message, fds=sent)
+            plain(p.receive(), "BAD_FDS")
+            assert p.closed()
+        except PermissionError:  # Linux 6.16: they don't even leave this process
+            pass
     for fd in sent:
         os.close(fd)
     until(lambda: fds(witness.pid) <= before, "the daemon keeps none of them")

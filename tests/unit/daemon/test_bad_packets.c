@@ -7,6 +7,7 @@
 
 #include "daemon/call.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -114,6 +115,7 @@ static void check_frame(void **state) {
 
 /* ---- descriptors ---- */
 
+/* The way of kernels that can't refuse them at the sender. */
 static void check_fds(int n) {
     uint8_t packet[64];
     Cistern__V1__Ping ping = CISTERN__V1__PING__INIT;
@@ -138,9 +140,42 @@ static void check_fds(int n) {
     check_bystander();
 }
 
-static void descriptors_are_refused(void **state) {
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
+static void set_passing(struct cst_server *server, void *arg) {
+    (void)setsockopt(server->listeners[0].io.fd, SOL_SOCKET, SO_PASSRIGHTS, arg, sizeof(int));
+}
+
+static void descriptors_end_the_connection(void **state) {
+    int yes = 1, no = 0;
+
+    cst_box_call(&box, set_passing, &yes);
     check_fds(1);
     check_fds(CST_PACKET_FDS_MAX);
+    cst_box_call(&box, set_passing, &no);
+}
+
+static void can_refuse(struct cst_server *server, void *arg) {
+    *(bool *)arg = cst_packet_refuses_fds(server->listeners[0].io.fd);
+}
+
+/* Newer kernels: the sender learns it at once, and nothing else happens. */
+static void descriptors_do_not_pass(void **state) {
+    Cistern__V1__Ping ping = CISTERN__V1__PING__INIT;
+    uint8_t packet[64];
+    size_t len = cst_packet_pack(packet, sizeof(packet), CST_MSG_PING, 0, 5, &ping.base);
+    struct cst_raw raw;
+    bool refuses;
+
+    cst_box_call(&box, can_refuse, &refuses);
+    cst_raw_connect(&raw, &box);
+    assert_int_equal(cst_raw_hello(&raw), CST_STATUS_OK);
+    if (refuses)
+        assert_int_equal(cst_packet_send_borrowed_fds(raw.fd, packet, len, &raw.fd, 1, 0), -EPERM);
+    assert_true(is_alive(&raw));
+    cst_raw_close(&raw);
 }
 
 /* ---- the order of things ---- */
@@ -227,7 +262,8 @@ static void every_request_has_a_handler(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descriptors_are_refused),
+        cmocka_unit_test(descriptors_end_the_connection),
+        cmocka_unit_test(descriptors_do_not_pass),
         cmocka_unit_test(hello_comes_first_and_once),
         cmocka_unit_test(every_request_has_a_handler),
     };
