@@ -65,13 +65,16 @@ struct cst_conn {
     int dial_fd;         /* being connected; here so that a fork's child can close it */
     bool up;             /* fd is a live connection */
     bool reading;        /* a thread receives */
+    bool plain;          /* ... by recv(), which would lose descriptors */
+    unsigned fds_wanted; /* calls whose answers bring descriptors */
     unsigned users;      /* threads that use fd without the lock */
     uint32_t generation; /* of the current connection; grows when it is lost */
     uint32_t next_request;
     uint64_t retry_at; /* no connection attempt before, ns */
     uint32_t backoff_ms;
     struct cst_list calls;
-    pthread_cond_t closed; /* fd became -1 */
+    pthread_cond_t closed;     /* fd became -1 */
+    pthread_cond_t plain_done; /* no plain reader any more */
     struct cst_hello hello;
     int32_t lost_status; /* why there is no connection */
     char lost[CST_ERROR_TEXT], goodbye[CST_ERROR_TEXT];
