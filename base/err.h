@@ -11,9 +11,11 @@
  */
 #pragma once
 
+#include "base/macros.h"
+
 #include <stddef.h>
 
-int cst_err_raise(int r, const char *file, int line, const char *func);
+CST_COLD int cst_err_raise(int r, const char *file, int line, const char *func);
 int cst_err_fold(int r, const char *file, int line, const char *func);
 
 /* r < 0: starts a trace and returns r. r >= 0 is returned unchanged. */

@@ -9,6 +9,8 @@
 #define CST_COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define CST_LIKELY(x) __builtin_expect(!!(x), 1)
 #define CST_UNLIKELY(x) __builtin_expect(!!(x), 0)
+/* Called when something goes wrong: the branches that lead there move out of the way. */
+#define CST_COLD __attribute__((cold))
 #define CST_EXPORT __attribute__((visibility("default")))
 #define CST_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 

@@ -90,7 +90,7 @@ void cst_conn_deinit(struct cst_conn *conn);
 int32_t cst_conn_connect(cistern_client *c);
 
 /* Ends the connection: every call ends with DISCONNECTED, mappings become orphans. */
-void cst_conn_lose(cistern_client *c, const char *fmt, ...) CST_PRINTF(2, 3);
+CST_COLD void cst_conn_lose(cistern_client *c, const char *fmt, ...) CST_PRINTF(2, 3);
 
 /* A message and, optionally, the bytes of one field that are sent from where they are. */
 struct cst_request {
@@ -114,7 +114,7 @@ bool cst_post(cistern_client *c, const struct cst_request *request);
 void *cst_reply_unpack(struct cst_call *call, const struct cst_packet *packet);
 
 /* A reply that makes no sense: CISTERN_E_CORRUPT with the sentence in call->text. */
-int32_t cst_call_corrupt(struct cst_call *call, const char *what);
+CST_COLD int32_t cst_call_corrupt(struct cst_call *call, const char *what);
 
 /* For the library thread when it has nothing to do: reads what the daemon pushes until wake_fd is
  * readable, the connection changes or another thread reads. True: another thread reads, so the

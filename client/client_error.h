@@ -9,10 +9,10 @@
 enum { CST_ERROR_TEXT = 256 };
 
 /* Keeps the sentence for cistern_last_error() and returns the status (a negative CISTERN_E_*). */
-int32_t cst_client_fail(int32_t status, const char *fmt, ...) CST_PRINTF(2, 3);
+CST_COLD int32_t cst_client_fail(int32_t status, const char *fmt, ...) CST_PRINTF(2, 3);
 
 /* With the status's own sentence. */
-int32_t cst_client_fail_status(int32_t status);
+CST_COLD int32_t cst_client_fail_status(int32_t status);
 
 /* A number of status.def from the wire as the C API's: 0, or a negative code that cistern.h lists.
  */

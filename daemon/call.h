@@ -41,9 +41,9 @@ void cst_reply_later(struct cst_session *session, uint16_t type, uint32_t reques
                      const ProtobufCMessage *message);
 
 /* An error reply; fmt NULL: the status's own sentence. */
-void cst_fail(struct cst_call *call, int status, const char *fmt, ...) CST_PRINTF(3, 4);
+CST_COLD void cst_fail(struct cst_call *call, int status, const char *fmt, ...) CST_PRINTF(3, 4);
 /* The same from a store condition or a negative errno. */
-void cst_fail_store(struct cst_call *call, int r);
+CST_COLD void cst_fail_store(struct cst_call *call, int r);
 
 /* A client that can't take the push is doomed. */
 void cst_push(struct cst_session *session, uint16_t type, const ProtobufCMessage *message);

@@ -15,7 +15,7 @@ uint64_t cst_quota_room(const struct cst_payer *payer, enum cst_resource resourc
 
     for (int level = 0; level < CST_LEVELS; level++) {
         uint64_t used = payer->accounts[level]->used[resource];
-        uint64_t max = payer->limits->max[level][resource];
+        uint64_t max = payer->limits->max[resource][level];
 
         room = CST_MIN(room, used < max ? max - used : 0);
     }
@@ -25,8 +25,13 @@ uint64_t cst_quota_room(const struct cst_payer *payer, enum cst_resource resourc
 int cst_charge_take(struct cst_charge *charge, struct cst_payer *payer, enum cst_resource resource,
                     uint64_t amount) {
     assert(!charge->payer);
-    if (amount > cst_quota_room(payer, resource))
-        return CST_QUOTA_E_FULL;
+    for (int level = 0; level < CST_LEVELS; level++) {
+        uint64_t used = payer->accounts[level]->used[resource];
+        uint64_t max = payer->limits->max[resource][level];
+
+        if (used > max || amount > max - used)
+            return CST_QUOTA_E_FULL;
+    }
     for (int level = 0; level < CST_LEVELS; level++)
         payer->accounts[level]->used[resource] += amount;
     *charge = (struct cst_charge){ .payer = payer, .amount = amount, .resource = resource };

@@ -32,7 +32,7 @@ enum cst_level {
 };
 
 struct cst_limits {
-    uint64_t max[CST_LEVELS][CST_RESOURCES];
+    uint64_t max[CST_RESOURCES][CST_LEVELS]; /* what one charge looks at shares a cache line */
 };
 
 struct cst_account {

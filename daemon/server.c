@@ -105,9 +105,8 @@ static void set_limits(struct cst_server *server) {
         [CST_RES_SUBSCRIPTIONS] = { 16, 256, none, 1024 },
     };
 
-    for (int resource = 0; resource < CST_RESOURCES; resource++)
-        for (int level = 0; level < CST_LEVELS; level++)
-            server->limits.max[level][resource] = max[resource][level];
+    memcpy(server->limits.max, max, sizeof(max));
+    _Static_assert(sizeof(max) == sizeof(server->limits.max), "one row a resource");
 }
 
 /* ---- periodic care ---- */

@@ -52,6 +52,11 @@ struct cst_scratch {
     void *memory; /* all of the above */
 };
 
+/* share.c: the last number that was made for a slab; blocks of one request mostly share theirs. */
+struct cst_slab_number {
+    uint32_t slab_id, number;
+};
+
 struct cst_listener {
     struct cst_io io;
     struct cst_timer retry; /* out of descriptors: listens again a little later */
@@ -82,6 +87,7 @@ struct cst_server {
     size_t n_refused;
     struct cst_list subscriptions; /* event.c */
     struct cst_hashmap shares;     /* share.c, by slab id */
+    struct cst_slab_number last_number;
     struct cst_timer retire_timer;
     struct cst_list free_leases; /* lease.c */
     size_t n_free_leases;

@@ -63,7 +63,7 @@ struct cst_session *cst_session_ref(struct cst_session *session);
 struct cst_session *cst_session_unref(struct cst_session *session); /* NULL ok, returns NULL */
 
 /* Ends the session at the end of this turn. why: for the log, may be NULL. */
-void cst_session_doom(struct cst_session *session, const char *why);
+CST_COLD void cst_session_doom(struct cst_session *session, const char *why);
 
 /* Ends it now: not from inside a request, a callback of the store, or a walk over sessions that is
  * not prepared for it. */

@@ -54,10 +54,16 @@ static uint32_t gather(const struct cst_server *server, uint32_t n) {
 }
 
 /* Whatever would get 0 gets what 0 would get. */
-uint32_t cst_share_number(const struct cst_server *server, uint32_t slab_id) {
-    uint32_t number = scatter(server, slab_id);
+uint32_t cst_share_number(struct cst_server *server, uint32_t slab_id) {
+    struct cst_slab_number *last = &server->last_number;
 
-    return number ? number : scatter(server, 0);
+    if (last->slab_id != slab_id) {
+        uint32_t number = scatter(server, slab_id);
+
+        *last = (struct cst_slab_number){ .slab_id = slab_id,
+                                          .number = number ? number : scatter(server, 0) };
+    }
+    return last->number;
 }
 
 uint32_t cst_share_slab_id(const struct cst_server *server, uint32_t number) {

@@ -18,7 +18,7 @@ void cst_share_drop_all(struct cst_session *session);
 
 /* Clients know slabs by other numbers than the store, which counts them through: a count would tell
  * a user how much the others store. One to one, keyed by server->seed; never 0. */
-uint32_t cst_share_number(const struct cst_server *server, uint32_t slab_id);
+uint32_t cst_share_number(struct cst_server *server, uint32_t slab_id);
 uint32_t cst_share_slab_id(const struct cst_server *server, uint32_t number);
 
 /* The store wants the slab's memory back. */

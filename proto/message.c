@@ -74,7 +74,7 @@ static void *arena_take(struct cst_arena *a, size_t n) {
 }
 
 /* At most max bytes; protobuf-c reads no more for tags and lengths. */
-static bool read_varint(struct reader *r, unsigned max, uint64_t *out) {
+static bool read_long_varint(struct reader *r, unsigned max, uint64_t *out) {
     uint64_t v = 0;
 
     for (unsigned shift = 0; shift < 7 * max && r->at < r->end; shift += 7) {
@@ -89,6 +89,15 @@ static bool read_varint(struct reader *r, unsigned max, uint64_t *out) {
         }
     }
     return false;
+}
+
+/* Nearly all are one byte long. */
+static inline bool read_varint(struct reader *r, unsigned max, uint64_t *out) {
+    if (r->at < r->end && *r->at < 0x80) {
+        *out = *r->at++;
+        return true;
+    }
+    return read_long_varint(r, max, out);
 }
 
 static bool read_bytes(struct reader *r, struct reader *out) {

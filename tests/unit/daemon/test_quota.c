@@ -16,7 +16,7 @@ static int setup(void **state) {
     for (int level = 0; level < CST_LEVELS; level++) {
         payer.accounts[level] = &accounts[level];
         for (int r = 0; r < CST_RESOURCES; r++)
-            limits.max[level][r] = 100;
+            limits.max[r][level] = 100;
     }
     return 0;
 }
@@ -27,7 +27,7 @@ static void the_tightest_level_decides(void **state) {
         struct cst_charge a = CST_CHARGE_NULL, b = CST_CHARGE_NULL;
 
         (void)setup(NULL);
-        limits.max[level][CST_RES_LEASES] = 10;
+        limits.max[CST_RES_LEASES][level] = 10;
         assert_int_equal(cst_quota_room(&payer, CST_RES_LEASES), 10);
         assert_int_equal(cst_charge_take(&a, &payer, CST_RES_LEASES, 7), 0);
         assert_int_equal(cst_charge_take(&b, &payer, CST_RES_LEASES, 4), CST_QUOTA_E_FULL);
@@ -60,7 +60,7 @@ static void a_lowered_limit_holds(void **state) {
     struct cst_charge a = CST_CHARGE_NULL, b = CST_CHARGE_NULL;
 
     assert_int_equal(cst_charge_take(&a, &payer, CST_RES_REQUESTS, 50), 0);
-    limits.max[CST_LEVEL_USER][CST_RES_REQUESTS] = 20;
+    limits.max[CST_RES_REQUESTS][CST_LEVEL_USER] = 20;
     assert_int_equal(cst_quota_room(&payer, CST_RES_REQUESTS), 0);
     assert_int_equal(cst_charge_take(&b, &payer, CST_RES_REQUESTS, 1), CST_QUOTA_E_FULL);
     cst_charge_drop(&a);
