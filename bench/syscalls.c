@@ -119,6 +119,7 @@ static double calls_of(const struct count *counts, size_t n, const char *name) {
 int cst_count_syscalls(struct cst_syscalls *out, pid_t daemon, cst_side_fn run, void *arg) {
     struct count few[NAMES_MAX], many[NAMES_MAX];
     size_t n_few = 0, n_many = 0, used = 0;
+    double others = 0;
     int r = count_run(few, &n_few, daemon, run, arg, SHORT);
 
     if (!r)
@@ -133,11 +134,12 @@ int cst_count_syscalls(struct cst_syscalls *out, pid_t daemon, cst_side_fn run, 
         if (is_wanted(many[i].name)) {
             out->wanted += each;
         } else if (each > 0) {
-            out->other += each;
+            others += each;
             used += (size_t)snprintf(out->names + used, sizeof(out->names) - used, "%s%s %.2f",
                                      used ? ", " : "", many[i].name, each);
             used = CST_MIN(used, sizeof(out->names) - 1);
         }
     }
+    out->other = round(10 * others) / 10;
     return 0;
 }

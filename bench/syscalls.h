@@ -10,6 +10,7 @@ struct cst_syscalls {
     char names[256]; /* of the others: "futex 1.00, ..." */
 };
 
-/* Calls once or twice per thousand operations (timers) round to 0. -ENOENT: no strace; -EPERM: not
- * allowed to trace. */
+/* `other` is rounded to a tenth: a timer that fires a few times a second shows in `names`, but is
+ * no part of the operation (strace makes it a hundred times slower). -ENOENT: no strace; -EPERM:
+ * not allowed to trace. */
 int cst_count_syscalls(struct cst_syscalls *out, pid_t daemon, cst_side_fn run, void *arg);

@@ -40,6 +40,8 @@ struct cst_loop {
     bool stopped;
     uint64_t tick_ns; /* of the coarse clock */
     struct cst_list timers, deferred;
+    struct cst_io alarm; /* a timerfd: ends a sleep when a timer is due */
+    uint64_t alarm_ns;   /* when it goes off; 0: not set */
     struct epoll_event events[CST_LOOP_EVENTS];
     int n_events; /* of the turn under way */
 };
