@@ -10,7 +10,6 @@ as nobody can touch its bytes any more: no dangling pointer, no exception in a `
 from __future__ import annotations
 
 import os
-import contextlib
 import sys
 import threading
 import weakref
