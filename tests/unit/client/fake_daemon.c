@@ -7,6 +7,7 @@
 #include "tests/unit/client/fake_daemon.h"
 
 #include "base/mem.h"
+#include "client/client.h"
 #include "proto/key.h"
 #include "proto/status.h"
 #include "tests/lib/check.h"
@@ -664,16 +665,23 @@ struct fake_daemon *fake_free(struct fake_daemon *f) {
 
 /* ---- what tests share ---- */
 
-cistern_client *fake_client(struct fake_daemon *f, uint32_t flags, uint32_t timeout_ms) {
+cistern_client *fake_client(struct fake_daemon *f, uint32_t flags) {
     cistern_client_options options = CISTERN_CLIENT_OPTIONS_INIT;
     cistern_client *c = NULL;
 
     options.socket_path = f->path;
     options.flags = flags;
-    options.timeout_ms = timeout_ms;
     if (cistern_client_open(&c, &options))
         fail_msg("client_open: %s", cistern_last_error());
     return c;
+}
+
+void fake_set_timeout(cistern_client *c, uint32_t timeout_ms) {
+    const struct timeval wait = { .tv_sec = timeout_ms / 1000,
+                                  .tv_usec = timeout_ms % 1000 * 1000L };
+
+    c->timeout_ms = timeout_ms;
+    assert_int_equal(setsockopt(c->conn.fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)), 0);
 }
 
 const cistern_descriptor *fake_descriptor(void) {
@@ -742,7 +750,7 @@ int fake_setup(void **state) {
 
     assert(x);
     x->f = fake_new();
-    x->client = fake_client(x->f, 0, 0);
+    x->client = fake_client(x->f, 0);
     x->space = fake_space(x->client, CISTERN_KIND_TOKENS);
     *state = x;
     return 0;

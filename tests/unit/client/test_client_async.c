@@ -27,7 +27,7 @@ static int setup(void **state) {
 
     memset(&x, 0, sizeof(x));
     x.f = fake_new();
-    x.client = fake_client(x.f, CISTERN_CLIENT_ASYNC, 0);
+    x.client = fake_client(x.f, CISTERN_CLIENT_ASYNC);
     x.space = fake_space(x.client, CISTERN_KIND_TOKENS);
     fake_prompt(x.f, x.space, x.tokens, N * BT, x.keys, 0);
     for (size_t i = 0; i < N; i++) {
@@ -216,7 +216,7 @@ static void test_new_daemon(void **state) {
 /* Closing with submissions in the queue ends them. */
 static void test_close_with_a_queue(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, CISTERN_CLIENT_ASYNC, 0);
+    cistern_client *c = fake_client(f, CISTERN_CLIENT_ASYNC);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     static uint8_t keys[32], tiers[1];
     uint64_t ticket;
@@ -269,7 +269,7 @@ static void test_close_overtakes_a_submission(void **state) {
 
 static void test_without_the_flag(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     uint8_t keys[32] = { 0 }, tiers[1];
     cistern_completion done;

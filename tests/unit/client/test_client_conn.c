@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BT = FAKE_BLOCK_TOKENS, SHORT_MS = 30 };
+enum { BT = FAKE_BLOCK_TOKENS };
 
 /* ---- answers to a Ping that is no Ping reply ---- */
 
@@ -125,11 +125,15 @@ static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const str
 static void test_lie(void **state) {
     struct lie_row row = **(struct lie_row **)state;
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, row.expected == CISTERN_E_TIMEOUT ? SHORT_MS : 0);
+    cistern_client *c = fake_client(f, 0);
     unsigned connects;
 
     fake_set_hook(f, tell_lie, &row);
+    if (row.expected == CISTERN_E_TIMEOUT)
+        fake_set_timeout(c, FAKE_SHORT_MS);
     assert_int_equal(cistern_client_ping(c), row.expected);
+    if (row.expected == CISTERN_E_TIMEOUT)
+        fake_set_timeout(c, FAKE_PATIENT_MS);
     if (row.lie == GOODBYE)
         assert_non_null(strstr(cistern_last_error(), "maintenance"));
     fake_set_hook(f, NULL, NULL);
@@ -151,7 +155,7 @@ static struct cst_manual_clock clock_;
 static void test_back_off(void **state) {
     static const uint64_t waits_ms[] = { 10, 20, 40, 80, 160, 320, 640, 1280, 2000, 2000 };
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
 
     cst_manual_clock_init(&clock_, cst_now_ns(&cst_clock_monotonic) + CST_NS_PER_S);
     c->clock = &clock_.clock;
@@ -220,11 +224,14 @@ static bool keep_silent(struct fake_daemon *f, struct fake_connection *c,
 
 static void test_late_answer(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, SHORT_MS);
+    cistern_client *c = fake_client(f, 0);
     struct late late = { .connection = NULL };
 
     fake_set_hook(f, keep_silent, &late);
+    fake_set_timeout(c, FAKE_SHORT_MS);
     assert_int_equal(cistern_client_ping(c), CISTERN_E_TIMEOUT);
+    fake_set_timeout(c, FAKE_PATIENT_MS);
+    fake_wait(f, CST_MSG_PING, 1);
     fake_lock(f);
     fake_answer(f, late.connection, &late.packet);
     fake_unlock(f);

@@ -108,7 +108,7 @@ static void test_child(void **state) {
 /* A child that lives on does not keep the parent's connection open. */
 static void test_daemon_sees_the_end(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     int gate[2];
     char byte;
     pid_t child;
@@ -192,7 +192,7 @@ static void test_fork_under_load(void **state) {
 
 static void test_async_client(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, CISTERN_CLIENT_ASYNC, 0);
+    cistern_client *c = fake_client(f, CISTERN_CLIENT_ASYNC);
     cistern_space *space = fake_space(c, CISTERN_KIND_FLAT);
     static uint8_t key[32], tiers[1];
     uint64_t ticket;

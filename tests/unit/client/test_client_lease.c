@@ -17,7 +17,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { BT = FAKE_BLOCK_TOKENS, SHORT_MS = 30 };
+enum { BT = FAKE_BLOCK_TOKENS, READY_MS = 500 };
 
 static void check_block(const cistern_lease *lease, const uint8_t *key) {
     cistern_lease_info info = { .size = sizeof(info) };
@@ -274,7 +274,7 @@ static void test_pending(void **state) {
     const struct pending_row *row = *state;
     struct pending pending = row->pending;
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     uint32_t tokens[4 * BT];
     uint8_t keys[4 * 32];
@@ -285,7 +285,7 @@ static void test_pending(void **state) {
     fake_prompt(f, space, tokens, 4 * BT, keys, 4);
     fake_set_hook(f, answer_pending, &pending);
     if (row->last == CISTERN_E_TIMEOUT)
-        options.timeout_ms = SHORT_MS;
+        options.timeout_ms = READY_MS;
     assert_int_equal(cistern_acquire(space, keys, 4, &options, leases, statuses), CISTERN_OK);
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(statuses[i], i < 3 ? row->first_three : row->last);
@@ -308,7 +308,7 @@ static void test_ready_too_late(void **state) {
     uint8_t keys[32];
     cistern_lease *lease, *second;
     int32_t status;
-    cistern_acquire_options options = { .size = sizeof(options), .timeout_ms = SHORT_MS };
+    cistern_acquire_options options = { .size = sizeof(options), .timeout_ms = READY_MS };
 
     fake_prompt(x->f, x->space, tokens, BT, keys, 1);
     fake_set_hook(x->f, answer_pending, &pending);
@@ -352,9 +352,8 @@ static void test_release_waits_once(void **state) {
     enum { N = FAKE_BLOCKS, ROUNDS = 4 };
     struct running_clock clock = { .clock = { .now_ns = look } };
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
-    const struct timeval short_wait = { .tv_usec = 1000L * SHORT_MS };
     static uint32_t tokens[N * BT];
     static uint8_t keys[N * 32];
     static cistern_lease *leases[ROUNDS * N];
@@ -364,8 +363,7 @@ static void test_release_waits_once(void **state) {
     for (size_t i = 0; i < ROUNDS; i++)
         assert_int_equal(cistern_acquire(space, keys, N, NULL, leases + i * N, statuses), 0);
     fake_set_hook(f, swallow_releases, NULL);
-    assert_int_equal(
-        setsockopt(c->conn.fd, SOL_SOCKET, SO_RCVTIMEO, &short_wait, sizeof(short_wait)), 0);
+    fake_set_timeout(c, FAKE_SHORT_MS);
     c->clock = &clock.clock;
     cistern_release(c, leases, ROUNDS * N);
     assert_in_range(clock.looks, 1, 4);
@@ -614,7 +612,7 @@ static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const str
 static void test_lie(void **state) {
     struct lie_row row = **(struct lie_row **)state;
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, row.lie == NO_REPLY ? SHORT_MS : 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     uint32_t tokens[2 * BT];
     uint8_t keys[2 * 32];
@@ -624,7 +622,11 @@ static void test_lie(void **state) {
 
     fake_prompt(f, space, tokens, 2 * BT, keys, 2);
     fake_set_hook(f, tell_lie, &row);
+    if (row.lie == NO_REPLY)
+        fake_set_timeout(c, FAKE_SHORT_MS);
     assert_int_equal(cistern_acquire(space, keys, 2, NULL, leases, statuses), row.expected);
+    if (row.lie == NO_REPLY)
+        fake_set_timeout(c, FAKE_PATIENT_MS);
     if (row.expected == CISTERN_OK) {
         assert_int_equal(statuses[0], CISTERN_OK);
         check_block(leases[0], keys);

@@ -30,7 +30,7 @@ static struct world w;
 static void make_world(size_t stored) {
     memset(&w, 0, sizeof(w));
     w.f = fake_new();
-    w.client = fake_client(w.f, 0, 0);
+    w.client = fake_client(w.f, 0);
     w.space = fake_space(w.client, CISTERN_KIND_TOKENS);
     fake_prompt(w.f, w.space, w.tokens, N * BT, w.keys, stored);
     for (size_t i = 0; i < N; i++) {

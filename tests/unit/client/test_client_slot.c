@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BT = FAKE_BLOCK_TOKENS, SHORT_MS = 30 };
+enum { BT = FAKE_BLOCK_TOKENS, RESERVE_MS = 500 /* StagingGet is answered within it */ };
 
 static void fill(cistern_slot *slot, const uint8_t *key) {
     void *data;
@@ -361,7 +361,7 @@ static void answer_late(struct fake_daemon *f, const struct late *late) {
 
 static void test_late_reserve(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, SHORT_MS);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     struct late late = { .type = CST_MSG_RESERVE };
     uint32_t tokens[2 * BT];
@@ -371,8 +371,11 @@ static void test_late_reserve(void **state) {
 
     fake_prompt(f, space, tokens, 2 * BT, keys, 0);
     fake_set_hook(f, keep, &late);
+    fake_set_timeout(c, RESERVE_MS);
     assert_int_equal(cistern_reserve(space, NULL, keys, tokens, 2 * BT, 2, slots, statuses),
                      CISTERN_E_TIMEOUT);
+    fake_set_timeout(c, FAKE_PATIENT_MS);
+    fake_wait(f, late.type, 1);
     answer_late(f, &late);
     assert_int_equal(slots_in_use(f), 2);
     assert_int_equal(cistern_client_ping(c), CISTERN_OK); /* reads the late answer */
@@ -385,7 +388,7 @@ static void test_late_reserve(void **state) {
 /* The staging descriptor comes once: the late answer is kept, not lost. */
 static void test_late_staging(void **state) {
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, SHORT_MS);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     struct late late = { .type = CST_MSG_STAGING_GET };
     uint32_t tokens[BT];
@@ -395,8 +398,11 @@ static void test_late_staging(void **state) {
 
     fake_prompt(f, space, tokens, BT, keys, 0);
     fake_set_hook(f, keep, &late);
+    fake_set_timeout(c, FAKE_SHORT_MS);
     assert_int_equal(cistern_reserve(space, NULL, keys, tokens, BT, 1, &slot, &status),
                      CISTERN_E_TIMEOUT);
+    fake_set_timeout(c, FAKE_PATIENT_MS);
+    fake_wait(f, late.type, 1);
     answer_late(f, &late);
     assert_int_equal(cistern_client_ping(c), CISTERN_OK);
     assert_int_equal(cistern_reserve(space, NULL, keys, tokens, BT, 1, &slot, &status), CISTERN_OK);
@@ -521,7 +527,7 @@ static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const str
 static void test_lie(void **state) {
     struct lie_row row = **(struct lie_row **)state;
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = fake_space(c, CISTERN_KIND_TOKENS);
     uint32_t tokens[BT];
     uint8_t keys[32];

@@ -241,13 +241,13 @@ static void test_lazy(void **state) {
     uint32_t tokens[BT] = { 0 };
 
     fake_stop(f);
-    c = fake_client(f, CISTERN_CLIENT_LAZY, 0);
+    c = fake_client(f, CISTERN_CLIENT_LAZY);
     space = fake_space(c, CISTERN_KIND_TOKENS);
     assert_int_equal(cistern_lookup(space, tokens, BT, NULL, &match), CISTERN_OK);
     assert_int_equal(match.blocks, 0);
     cistern_client_close(c);
     fake_start(f);
-    c = fake_client(f, CISTERN_CLIENT_LAZY, 0);
+    c = fake_client(f, CISTERN_CLIENT_LAZY);
     space = fake_space(c, CISTERN_KIND_TOKENS);
     cistern_space_close(space);
     cistern_client_close(c);
@@ -299,7 +299,7 @@ static bool tell_lie(struct fake_daemon *f, struct fake_connection *c, const str
 static void test_lie(void **state) {
     struct lie_row row = **(struct lie_row **)state;
     struct fake_daemon *f = fake_new();
-    cistern_client *c = fake_client(f, 0, 0);
+    cistern_client *c = fake_client(f, 0);
     cistern_space *space = NULL;
 
     fake_set_hook(f, tell_lie, &row);
