@@ -396,6 +396,72 @@ static size_t mapped_slabs(void) {
     return n;
 }
 
+/* ---- descriptors beside a thread that reads without looking for them ---- */
+
+static struct {
+    struct fake_connection *connection;
+    struct cst_packet packet;
+    uint8_t payload[256];
+} late; /* the Lookup that is not answered yet */
+
+static bool hold_lookup(struct fake_daemon *f, struct fake_connection *c,
+                        const struct cst_packet *packet) {
+    if (packet->type != CST_MSG_LOOKUP || late.connection)
+        return false;
+    late.connection = c;
+    late.packet = *packet;
+    late.packet.payload = late.payload;
+    assert_true(packet->length <= sizeof(late.payload));
+    memcpy(late.payload, packet->payload, packet->length);
+    return true;
+}
+
+static void *look_up(void *arg) {
+    struct fake_fixture *x = arg;
+    uint32_t tokens[BT];
+    cistern_match match = { .size = sizeof(match) };
+
+    for (uint32_t i = 0; i < BT; i++)
+        tokens[i] = 1000 + i;
+    return (void *)(intptr_t)cistern_lookup(x->space, tokens, BT, NULL, &match);
+}
+
+/* Answers it once StagingGet had time to come too early. */
+static void *answer_late(void *arg) {
+    struct fake_fixture *x = arg;
+
+    (void)usleep(30 * 1000);
+    fake_lock(x->f);
+    fake_answer(x->f, late.connection, &late.packet);
+    fake_unlock(x->f);
+    return NULL;
+}
+
+/* StagingGet waits for the thread that is in recv(), so its descriptor is not lost. */
+static void test_descriptors_beside_a_quick_call(void **state) {
+    struct fake_fixture *x = *state;
+    uint32_t tokens[BT];
+    uint8_t keys[32];
+    cistern_slot *slot;
+    int32_t status;
+    pthread_t quick, answering;
+    void *end;
+
+    late.connection = NULL;
+    fake_prompt(x->f, x->space, tokens, BT, keys, 0);
+    fake_set_hook(x->f, hold_lookup, NULL);
+    assert_int_equal(pthread_create(&quick, NULL, look_up, x), 0);
+    fake_wait(x->f, CST_MSG_LOOKUP, 1);
+    (void)usleep(30 * 1000); /* it reads by now, most likely; either way this must work */
+    assert_int_equal(pthread_create(&answering, NULL, answer_late, x), 0);
+    assert_int_equal(cistern_reserve(x->space, NULL, keys, tokens, BT, 1, &slot, &status),
+                     CISTERN_OK);
+    assert_int_equal(status, CISTERN_OK);
+    assert_int_equal(pthread_join(answering, NULL), 0);
+    assert_int_equal(pthread_join(quick, &end), 0);
+    assert_int_equal((intptr_t)end, CISTERN_OK);
+}
+
 static void test_retire_unused(void **state) {
     struct fake_fixture *x = *state;
     uint32_t tokens[BT];
@@ -754,6 +820,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_arguments, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_ready_too_late, fake_setup, fake_teardown),
         cmocka_unit_test(test_release_waits_once),
+        cmocka_unit_test_setup_teardown(test_descriptors_beside_a_quick_call, fake_setup,
+                                        fake_teardown),
         cmocka_unit_test_setup_teardown(test_retire_unused, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_retire_while_leased, fake_setup, fake_teardown),
         cmocka_unit_test_setup_teardown(test_lease_outlives_the_daemon, fake_setup, fake_teardown),
