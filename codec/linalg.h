@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Dense linear algebra: the one seam to OpenBLAS and its LAPACK.
+ *
+ * Matrices are row-major: element (i, j) of an m x n matrix lies at a[i * lda + j], lda >= n. One
+ * thread, no heap of ours (OpenBLAS keeps buffers of its own, one a concurrent caller); any number
+ * of threads may call at a time. The same call with the same values gives the same bits within one
+ * machine and build; elsewhere results differ by rounding, so what is decoded through here is
+ * bound (docs/codec-format.md section 8), not exact. Values must be finite.
+ *
+ * Work: what cst_*_work() says, in floats, alignment 64. Conditions: see below.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CST_LINALG_E_SINGULAR = 1, /* not positive definite */
+    CST_LINALG_E_STUCK,        /* the iteration did not converge */
+};
+
+/* C = alpha * op(A) op(B) + beta * C, where op transposes if asked. op(A) is m x k, op(B) k x n. */
+void cst_gemm(bool transpose_a, bool transpose_b, uint32_t m, uint32_t n, uint32_t k, float alpha,
+              const float *a, uint32_t lda, const float *b, uint32_t ldb, float beta, float *c,
+              uint32_t ldc);
+
+/* Upper triangle of the n x n matrix C = alpha * A^T A + beta * C, A of m rows. */
+void cst_gram(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
+              float *c, uint32_t ldc);
+
+/* Copies the upper triangle to the lower one. */
+void cst_symmetrize(uint32_t n, float *a, uint32_t lda);
+
+/*
+ * Eigenvalues of a symmetric matrix, of which the upper triangle is read, in rising order, and the
+ * eigenvector of the i-th one in row i, of unit length. Divide and conquer (LAPACK ssyevd).
+ */
+size_t cst_eigen_work(uint32_t n);
+int cst_eigen(uint32_t n, float *a, uint32_t lda, float *values, float *work);
+
+/*
+ * Makes the n rows of m >= n values orthonormal: row i becomes a unit vector in the span of rows
+ * 0 .. i (Householder QR of the transpose; LAPACK sgeqrf, sorgqr). Rows that depend on earlier
+ * ones become some vectors that complete the set.
+ */
+size_t cst_orthonormalize_work(uint32_t n);
+int cst_orthonormalize(uint32_t m, uint32_t n, float *a, uint32_t lda, float *work);
+
+/*
+ * Solves A X = B for a symmetric positive definite n x n matrix, of which the upper triangle is
+ * read and overwritten by its factor; B is n x columns and becomes X. In double: normal equations
+ * square the condition of their data.
+ */
+int cst_solve(uint32_t n, uint32_t columns, double *a, uint32_t lda, double *b, uint32_t ldb);
