@@ -56,6 +56,10 @@ struct cst_encode_params {
     uint8_t bits_k, bits_v; /* turboquant: bits of a value, 1..8, 0 = 4; other presets: 0 */
 };
 
+/* Preset and parameters from a text such as "int8", "turboquant:4" or "turboquant:4,3" (bits of
+ * keys and values); everything else 0. 0 or CST_CODEC_E_PRESET. */
+int cst_preset_parse(struct cst_encode_params *out, const char *text);
+
 struct cst_frame_info {
     uint32_t version, preset, tokens, first_position;
     uint64_t block_bytes; /* decoded size */

@@ -38,6 +38,8 @@ static const char *const levels[] = { "error", "warning", "notice", "info", "deb
     { #key, CST_CONFIG_DURATION, AT(key), lo, hi, def, live, NULL, help }
 #define TEXT(key, def, help)                                                                       \
     { #key, CST_CONFIG_TEXT, AT(key), 0, SIZEOF(key) - 1, def, 0, NULL, help }
+#define PRESET(key, help)                                                                          \
+    { #key, CST_CONFIG_PRESET, AT(key), 0, SIZEOF(key) - 1, "auto", 1, NULL, help }
 #define UIDS(key, def, live, help)                                                                 \
     { #key, CST_CONFIG_UIDS, AT(key), 0, 0, def, live, NULL, help }
 
@@ -66,6 +68,11 @@ const struct cst_config_row cst_config_rows[] = {
     { "class", CST_CONFIG_CHOICE, AT(quality_class), 0, 0, "lossless", true, classes,
         "The laxest quality class a client may ask for: lossless, near-lossless, small-loss or "
         "cold." },
+    PRESET(preset_near_lossless, "What blocks of class near-lossless are encoded as: a preset "
+        "with its parameters, such as turboquant:6, or auto, the smallest one that is safe. A "
+        "block that misses its class's error bound gets a safer one, in the end lossless."),
+    PRESET(preset_small_loss, "The same for class small-loss."),
+    PRESET(preset_cold, "The same for class cold."),
     COUNT(workers, 0, 256, "0", false, "Worker threads. 0: one per core."),
     BYTES(staging, MIB, TIB, "64MiB", "Staging memory of one connection, at least 4 blocks; less "
         "when little is left."),
@@ -105,7 +112,7 @@ static void *member_of(struct cst_config *config, const struct cst_config_row *r
 }
 
 static size_t member_size(const struct cst_config_row *row) {
-    if (row->type == CST_CONFIG_TEXT)
+    if (row->type == CST_CONFIG_TEXT || row->type == CST_CONFIG_PRESET)
         return row->max + 1;
     return row->type == CST_CONFIG_UIDS ? sizeof(struct cst_uids) : sizeof(uint64_t);
 }

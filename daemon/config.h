@@ -48,6 +48,7 @@ struct cst_config {
     uint64_t leases, leases_per_uid, leases_total;
     uint64_t hello_timeout, send_timeout, retire_timeout, stop_timeout;
     uint64_t log_level, dumpable;
+    char preset_near_lossless[32], preset_small_loss[32], preset_cold[32];
     struct cst_uids admin_uids, public_writers;
     size_t n_rules;
     struct cst_rule rules[CST_RULES_MAX];
@@ -62,6 +63,7 @@ enum cst_config_type {
     CST_CONFIG_MODE,   /* octal */
     CST_CONFIG_TEXT,   /* char[max + 1] */
     CST_CONFIG_UIDS,
+    CST_CONFIG_PRESET, /* char[max + 1]: "auto" or as cst_preset_parse() takes it */
 };
 
 struct cst_config_row {

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/macros.h"
+#include "codec/codec.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -171,6 +172,16 @@ static int parse_text(const struct cst_config_row *row, char *out, const char *v
     return 0;
 }
 
+static int parse_preset(const struct cst_config_row *row, char *out, const char *value, char *text,
+                        size_t cap) {
+    struct cst_encode_params params;
+
+    if (strcmp(value, "auto") && cst_preset_parse(&params, value))
+        return invalid(text, cap, "%s wants %s, not \"%.60s\"", row->key,
+                       cst_config_type_name(row->type), value);
+    return parse_text(row, out, value, text, cap);
+}
+
 int cst_config_value(const struct cst_config_row *row, void *member, const char *value, char *text,
                      size_t cap) {
     char min[32], max[32];
@@ -178,6 +189,8 @@ int cst_config_value(const struct cst_config_row *row, void *member, const char 
 
     if (row->type == CST_CONFIG_TEXT)
         return parse_text(row, member, value, text, cap);
+    if (row->type == CST_CONFIG_PRESET)
+        return parse_preset(row, member, value, text, cap);
     if (row->type == CST_CONFIG_UIDS)
         return parse_uids(value, member, row->key, text, cap);
     if (!parse_scalar(row, value, &v))
@@ -202,6 +215,7 @@ const char *cst_config_type_name(enum cst_config_type type) {
         [CST_CONFIG_MODE] = "an octal mode such as 0660",
         [CST_CONFIG_TEXT] = "a text",
         [CST_CONFIG_UIDS] = "a list of numeric uids",
+        [CST_CONFIG_PRESET] = "auto or a preset such as turboquant:4",
     };
 
     return names[type];

@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "codec/codec.h"
 #include "daemon/call.h"
 #include "daemon/event.h"
 #include "daemon/lease.h"
@@ -86,6 +87,18 @@ static int make_store(struct cst_server *server) {
     };
 
     return cst_fold(cst_store_new(&server->store, &options, &env));
+}
+
+static void set_preset(struct cst_server *server, enum cst_class klass, const char *text) {
+    struct cst_encode_params params;
+
+    cst_store_set_preset(server->store, klass, cst_preset_parse(&params, text) ? NULL : &params);
+}
+
+static void set_presets(struct cst_server *server) {
+    set_preset(server, CST_CLASS_NEAR_LOSSLESS, server->config.preset_near_lossless);
+    set_preset(server, CST_CLASS_SMALL_LOSS, server->config.preset_small_loss);
+    set_preset(server, CST_CLASS_COLD, server->config.preset_cold);
 }
 
 static void set_limits(struct cst_server *server) {
@@ -311,6 +324,7 @@ int cst_server_new(struct cst_server **out, const struct cst_config *config,
         (void)cst_server_free(server);
         return r;
     }
+    set_presets(server);
     server->epoch = random[0] | 1;
     server->seed = random[1];
     cst_server_tick_now(server);
@@ -385,5 +399,6 @@ const char *cst_server_reload(struct cst_server *server, const struct cst_config
     cst_config_resolve(&resolved);
     first = cst_config_reload(&server->config, &resolved);
     set_limits(server);
+    set_presets(server);
     return first;
 }

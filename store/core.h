@@ -47,6 +47,8 @@ struct cst_store {
     unsigned entered;
     uint64_t slabs_after_ns; /* making slabs failed: not again before */
     struct cst_scrub scrub;
+    struct cst_encode_params presets[CST_CLASSES]; /* of lossy ones */
+    bool preset_is_set[CST_CLASSES];               /* false: the best one */
 };
 
 struct cst_namespace {
@@ -99,6 +101,12 @@ static inline uint64_t cst_store_now(const struct cst_store *store) {
 
 static inline bool cst_preset_is_exact(uint32_t preset) {
     return preset == CST_PRESET_RAW || preset == CST_PRESET_LOSSLESS;
+}
+
+/* What the configuration wants for a class; NULL: the best one. */
+static inline const struct cst_encode_params *cst_store_preset(const struct cst_store *store,
+                                                               enum cst_class klass) {
+    return store->preset_is_set[klass] ? &store->presets[klass] : NULL;
 }
 
 /* Bytes of a hot slot. */

@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "codec/codec.h"
+#include "store/choice.h"
 #include "store/core.h"
 
 #include <assert.h>
@@ -33,39 +34,21 @@ struct encode {
     uint8_t *frame; /* owned */
     size_t len;
     uint32_t crc;
+    struct cst_choices choices;
+    uint32_t used; /* the choice that was made */
     struct cst_frame_info info;
     int result; /* 0, CST_STORE_E_CORRUPT, negative */
 };
 
-struct choice {
-    enum cst_preset preset;
-    float bound;
-};
-
-/* The first preset that the block's class asks for. */
-static struct choice first_choice(enum cst_class klass) {
-    static const float bounds[CST_CLASSES] = {
-        [CST_CLASS_NEAR_LOSSLESS] = .05F,
-        [CST_CLASS_SMALL_LOSS] = .15F,
-        [CST_CLASS_COLD] = .30F,
-    };
-
-    return klass == CST_CLASS_LOSSLESS ? (struct choice){ CST_PRESET_LOSSLESS, 0 }
-                                       : (struct choice){ CST_PRESET_INT8, bounds[klass] };
-}
-
-static int encode_as(struct encode *e, struct choice c, size_t cap, uint8_t *work,
-                     size_t work_len) {
+static int encode_as(struct encode *e, const struct cst_encode_params *choice, size_t cap,
+                     uint8_t *work, size_t work_len) {
     const struct cst_block *b = e->block;
     const struct cst_descriptor *desc = b->space->desc;
-    /* A flat block's place is unknown: it may be the first one. */
-    const struct cst_encode_params params = {
-        .preset = c.preset,
-        .tokens = b->space->kind == CST_KIND_FLAT ? desc->block_tokens : b->n_tokens,
-        .first_position = b->depth * desc->block_tokens,
-        .bound = c.bound,
-    };
+    struct cst_encode_params params = *choice;
 
+    /* A flat block's place is unknown: it may be the first one. */
+    params.tokens = b->space->kind == CST_KIND_FLAT ? desc->block_tokens : b->n_tokens;
+    params.first_position = b->depth * desc->block_tokens;
     return cst_frame_encode(e->frame, cap, e->source, desc, &params, work, work_len, &e->len,
                             &e->info);
 }
@@ -74,10 +57,9 @@ static int encode(struct encode *e) {
     const struct cst_block *b = e->block; /* pinned */
     const struct cst_descriptor *desc = b->space->desc;
     size_t cap = cst_frame_bound(desc), work_len = cst_codec_work_size(desc);
-    struct choice c = first_choice(b->space->klass);
     cst_auto(cst_freep) uint8_t *heap = NULL;
     uint8_t *work;
-    int r;
+    int r = CST_CODEC_E_PRESET;
 
     if (cst_crc32c(0, e->source, b->hot.length) != b->hot.crc)
         return CST_STORE_E_CORRUPT;
@@ -86,11 +68,11 @@ static int encode(struct encode *e) {
     if (!e->frame || !heap)
         return cst_err(-ENOMEM);
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
-    r = encode_as(e, c, cap, work, work_len);
-    if ((r == CST_CODEC_E_BOUND || r == CST_CODEC_E_PRESET) && c.preset != CST_PRESET_LOSSLESS)
-        r = encode_as(e, (struct choice){ CST_PRESET_LOSSLESS, 0 }, cap, work, work_len);
-    if (r == CST_CODEC_E_PRESET)
-        r = encode_as(e, (struct choice){ CST_PRESET_RAW, 0 }, cap, work, work_len);
+    for (e->used = 0; e->used < e->choices.n; e->used++) {
+        r = encode_as(e, &e->choices.try[e->used], cap, work, work_len);
+        if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET)
+            break;
+    }
     if (r)
         e->len = cap; /* no preset takes it: it doesn't shrink */
     else
@@ -177,6 +159,7 @@ static void move_done(struct cst_job *job) {
         b->preset = (uint8_t)e->info.preset;
         b->error = e->info.error;
         space->stats.encodes++;
+        space->stats.fallbacks += e->used > 0;
         space->encode_fails = 0;
     }
     end(e);
@@ -220,6 +203,7 @@ static bool start(struct cst_space *space) {
     cst_list_init(&e->link);
     e->block = b;
     e->source = cst_slot_data(b->hot.slab, b->hot.slot);
+    cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass));
     b->encoding = true;
     cst_copy_pin(&b->hot);
     cst_block_settle(b, CST_EVICT_WARM);

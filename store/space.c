@@ -180,6 +180,7 @@ static void add_counters(struct cst_space_stats *to, const struct cst_space_stat
     to->expired_blocks += from->expired_blocks;
     to->decodes += from->decodes;
     to->encodes += from->encodes;
+    to->fallbacks += from->fallbacks;
     to->merged_fetches += from->merged_fetches;
     to->busy += from->busy;
 }
@@ -245,7 +246,7 @@ enum cst_class cst_space_class(const struct cst_space *space) {
 uint32_t cst_space_presets(const struct cst_space *space) {
     uint32_t exact = 1u << CST_PRESET_RAW | 1u << CST_PRESET_LOSSLESS;
 
-    return space->klass == CST_CLASS_LOSSLESS ? exact : exact | 1u << CST_PRESET_INT8;
+    return space->klass == CST_CLASS_LOSSLESS ? exact : (1u << CST_PRESETS) - 1;
 }
 
 void cst_store_for_each_space(struct cst_store *store, struct cst_namespace *ns,

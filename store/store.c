@@ -160,6 +160,13 @@ int cst_store_new(struct cst_store **out, const struct cst_store_options *option
     return 0;
 }
 
+void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
+                          const struct cst_encode_params *params) {
+    store->preset_is_set[klass] = params;
+    if (params)
+        store->presets[klass] = *params;
+}
+
 static void free_slabs(struct cst_list *slabs) {
     struct cst_list *it;
 

@@ -59,6 +59,8 @@ struct cst_store_options {
     const char *policy;  /* "lru" or "arc"; NULL: "arc" */
 };
 
+struct cst_encode_params;
+
 struct cst_slab {
     uint32_t id; /* never reused in one daemon run; never 0 */
     bool packed, retired;
@@ -97,6 +99,12 @@ size_t cst_store_jobs(const struct cst_store *store);
 
 /* All fetches released, all puts ended, no jobs. NULL ok, returns NULL. */
 struct cst_store *cst_store_free(struct cst_store *store);
+
+/* What blocks of a lossy class are encoded with from now on: the preset and its parameters; NULL
+ * (as at the start): the best one that is safe. A block that misses its class's bound gets the next
+ * safer one. */
+void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
+                          const struct cst_encode_params *params);
 
 /* Periodic care, a bounded slice each call: ages, pins, background encoding, scrubbing. Call about
  * every 100 ms, while nothing happens less often; but not while it answers true: then blocks past
@@ -281,6 +289,7 @@ struct cst_space_stats {
     uint64_t stored_blocks, stored_bytes, evicted_blocks, detached_blocks, corrupt_blocks;
     uint64_t expired_blocks, decodes, encodes, merged_fetches, busy, leases, reserved;
     uint64_t pinned_blocks;
+    uint64_t fallbacks; /* encodes whose wanted preset missed the class's bound */
 };
 void cst_space_stats(const struct cst_space *space, struct cst_space_stats *out);
 void cst_namespace_stats(const struct cst_namespace *ns, struct cst_space_stats *out);

@@ -2,6 +2,7 @@
 /* The configuration: each type of value, its bounds, files with their mistakes, reloading. */
 #include "tests/lib/check.h"
 
+#include "base/macros.h"
 #include "daemon/config.h"
 
 #include <stdio.h>
@@ -98,6 +99,34 @@ static void paths_have_the_size_of_an_address(void **state) {
     assert_int_equal(cst_config_set(&config, "socket", path, text, sizeof(text)),
                      CST_CONFIG_E_INVALID);
     assert_non_null(strstr(text, "108 characters"));
+}
+
+static void presets_have_names_and_parameters(void **state) {
+    static const struct {
+        const char *value;
+        bool fine;
+    } rows[] = { { "auto", true },
+                 { "int8", true },
+                 { "turboquant", true },
+                 { "turboquant:4", true },
+                 { "turboquant:4,3", true },
+                 { "turboquant:9", false },
+                 { "turboquant:", false },
+                 { "turboquant:4,", false },
+                 { "turboquant:44", false },
+                 { "int8:4", false },
+                 { "INT8", false },
+                 { "", false },
+                 { "a-name-that-is-longer-than-its-place", false } };
+    char text[256];
+
+    for (size_t i = 0; i < CST_COUNT(rows); i++) {
+        int r = cst_config_set(&config, "preset_small_loss", rows[i].value, text, sizeof(text));
+
+        assert_int_equal(r, rows[i].fine ? 0 : CST_CONFIG_E_INVALID);
+        if (rows[i].fine)
+            assert_string_equal(config.preset_small_loss, rows[i].value);
+    }
 }
 
 static void uids_are_lists_of_numbers(void **state) {
@@ -259,6 +288,7 @@ static void shares_of_memory_are_filled_in(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(paths_have_the_size_of_an_address, defaults),
+        cmocka_unit_test_setup(presets_have_names_and_parameters, defaults),
         cmocka_unit_test_setup(uids_are_lists_of_numbers, defaults),
         cmocka_unit_test_setup(a_long_line_is_one_mistake, defaults),
         cmocka_unit_test_setup(too_many_rules_are_refused, defaults),

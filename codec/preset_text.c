@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Presets as people write them: a name, then what its parameters are after a colon. No state; any
+ * thread.
+ */
+#include "codec/codec.h"
+#include "codec/preset.h"
+
+#include <string.h>
+
+/* "B" or "B,B": bits of keys and of values, 1..8 each. */
+static bool take_bits(struct cst_encode_params *out, const char *text) {
+    size_t n = strlen(text);
+
+    if ((n != 1 && !(n == 3 && text[1] == ',')) || text[0] < '1' || text[0] > '8' ||
+        text[n - 1] < '1' || text[n - 1] > '8')
+        return false;
+    out->bits_k = (uint8_t)(text[0] - '0');
+    out->bits_v = (uint8_t)(text[n - 1] - '0');
+    return true;
+}
+
+int cst_preset_parse(struct cst_encode_params *out, const char *text) {
+    const char *colon = strchrnul(text, ':');
+    struct cst_encode_params p = { .tokens = 0 };
+    char name[16];
+    int preset;
+
+    if ((size_t)(colon - text) >= sizeof(name))
+        return CST_CODEC_E_PRESET;
+    memcpy(name, text, (size_t)(colon - text));
+    name[colon - text] = '\0';
+    preset = cst_preset_from_name(name);
+    if (preset < 0)
+        return CST_CODEC_E_PRESET;
+    p.preset = (uint32_t)preset;
+    if (*colon && (preset != CST_PRESET_TURBOQUANT || !take_bits(&p, colon + 1)))
+        return CST_CODEC_E_PRESET;
+    *out = p;
+    return 0;
+}
