@@ -543,6 +543,10 @@ static int32_t decode_status(int r) {
     case CST_CODEC_E_VERSION:
         return cst_client_fail(CISTERN_E_UNSUPPORTED,
                                "the frame has a version that is not known here");
+    case CST_CODEC_E_SIDE:
+        return cst_client_fail(
+            CISTERN_E_UNSUPPORTED,
+            "the frame needs side data that are not at hand; acquire it decoded");
     default:
         return cst_client_fail(CISTERN_E_CORRUPT, "the frame does not decode; treat it as a miss");
     }
@@ -551,19 +555,20 @@ static int32_t decode_status(int r) {
 static int32_t decode(const cistern_lease *lease, void *block, size_t size) {
     enum { ALIGN = 64 };
     const struct cst_descriptor *descriptor = lease->space->descriptor;
-    size_t work_size = cst_codec_work_size(descriptor);
+    struct cst_decode_params params = CST_DECODE_ALL;
+    size_t work_size = cst_codec_work_size_max(descriptor);
     uint8_t *work = work_get(lease->space, work_size + ALIGN);
-    uint32_t n_layers = UINT32_MAX;
     int r;
 
     if (!work)
         return cst_client_fail_status(CISTERN_E_NO_MEMORY);
+    params.first_layer = lease->layer_first;
     if (lease->layer_count)
-        n_layers = lease->layer_count;
+        params.n_layers = lease->layer_count;
     else if (lease->layer_first)
-        n_layers = descriptor->n_layers - lease->layer_first;
-    r = cst_frame_decode(block, size, lease->data, lease->size, descriptor, lease->layer_first,
-                         n_layers, (void *)cst_align_up((uintptr_t)work, ALIGN), work_size);
+        params.n_layers = descriptor->n_layers - lease->layer_first;
+    r = cst_frame_decode(block, size, lease->data, lease->size, descriptor, &params,
+                         (void *)cst_align_up((uintptr_t)work, ALIGN), work_size);
     work_put(lease->space, work);
     return decode_status(r);
 }

@@ -106,17 +106,9 @@ bool cst_coded_open(struct cst_coded_header *head, uint8_t *seg, const struct cs
 
 void cst_coded_store(uint8_t *seg, const struct cst_stage_segment *s, uint32_t t, float *row,
                      const struct cst_coded_header *head, const struct cst_codec_work *w) {
-    const struct cst_view *v = s->view;
-    uint32_t n = cst_view_channels(v);
-
     if (head->flags & CST_CODED_UNROTATED)
-        cst_rope_turn(w->rope, s->rotated, row, v->heads, v->dims, t, 1, w->ops);
-    if (cst_view_has_rows(v)) {
-        w->ops->from_f32[v->dtype](seg + t * v->token_stride, row, n);
-        return;
-    }
-    w->ops->from_f32[v->dtype](w->b, row, n);
-    cst_view_put_row(v, seg, w->b, t);
+        cst_rope_turn(w->rope, s->rotated, row, s->view->heads, s->view->dims, t, 1, w->ops);
+    cst_stage_store_row(seg, s->view, t, row, w);
 }
 
 void cst_coded_pack(uint8_t *dst, const uint8_t *codes, size_t n, unsigned bits) {

@@ -33,6 +33,18 @@ void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *v, 
         ops->to_f32[v->dtype](x, row, n);
 }
 
+void cst_stage_store_row(uint8_t *seg, const struct cst_view *v, uint32_t t, const float *x,
+                         const struct cst_codec_work *w) {
+    uint32_t n = cst_view_channels(v);
+
+    if (cst_view_has_rows(v)) {
+        w->ops->from_f32[v->dtype](seg + t * v->token_stride, x, n);
+        return;
+    }
+    w->ops->from_f32[v->dtype](w->b, x, n);
+    cst_view_put_row(v, seg, w->b, t);
+}
+
 size_t cst_stage_save_sinks(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s) {
     size_t row = (size_t)cst_view_channels(s->view) * s->view->esize;
 

@@ -19,20 +19,28 @@ struct cst_frame_header {
     uint8_t magic[4];
     struct cst_le16 version;
     uint8_t preset; /* enum cst_preset */
-    uint8_t flags;  /* 0 */
+    uint8_t flags;  /* enum cst_frame_flag */
     struct cst_le32 tokens, first_position;
     struct cst_le64 block_bytes, frame_bytes;
     struct cst_le32 error; /* float */
     struct cst_le32 block_crc, layout_crc;
     struct cst_le32 n_streams;
-    struct cst_le32 table_crc; /* CRC32C of the stream table */
-    uint8_t bits_k, bits_v;    /* parameters of the preset; 0 where it has none */
-    uint8_t reserved[6];
-    struct cst_le32 header_crc; /* CRC32C of all bytes before it */
+    struct cst_le32 table_crc;    /* CRC32C of the stream table */
+    uint8_t bits_k, bits_v;       /* parameters of the preset; 0 where it has none */
+    struct cst_le16 side_version; /* of the side data that it needs; 0: none */
+    struct cst_le32 side_check;   /* the first bytes of their SHA-256 */
+    struct cst_le32 header_crc;   /* CRC32C of all bytes before it */
 };
 _Static_assert(sizeof(struct cst_frame_header) == 64, "docs/codec-format.md section 2");
 
-/* One a segment, in the descriptor's order, then one for the bytes in no segment if there are any.
+enum cst_frame_flag {
+    /* Streams lie by layer, K before V before opaque ones, and may depend on earlier ones; decoded
+     * bits may differ between machines, so block_crc is 0 and the streams' checksums count. */
+    CST_FRAME_LAYERED = 1
+};
+
+/* One a segment, in the descriptor's order or by layer, then one for the bytes in no segment if
+ * there are any.
  */
 struct cst_stream_entry {
     uint8_t stage;   /* enum cst_stage */
@@ -53,6 +61,10 @@ enum cst_stage {
     CST_STAGE_INT8 = 4,   /* sinks raw, then fp16 scales, then int8 values */
     CST_STAGE_GROUPS = 5, /* sinks raw, then scales and zeros of groups, then codes */
     CST_STAGE_LLOYD = 6,  /* sinks raw, then means and norms, then codes of rotated heads */
+    CST_STAGE_POLAR = 7,
+    CST_STAGE_TUCKER = 8, /* layered frames only */
+    CST_STAGE_KLT = 9,    /* layered frames only */
+    CST_STAGE_EXPONENTS = 10,
     CST_STAGES
 };
 enum { CST_STAGE_VERSION = 1 };

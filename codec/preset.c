@@ -40,7 +40,7 @@ const char *cst_preset_name(uint32_t preset) {
 
 int cst_preset_from_name(const char *name) {
     for (int i = 0; i < CST_PRESETS; i++) {
-        if (!strcmp(name, rows[i].name))
+        if (rows[i].name && !strcmp(name, rows[i].name))
             return i;
     }
     return -1;

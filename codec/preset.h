@@ -19,3 +19,8 @@ int cst_preset_bits(uint32_t preset, uint8_t bits);
 
 /* params->preset exists and takes params->bits_k and bits_v. */
 struct cst_recipe cst_preset_recipe(const struct cst_encode_params *params, uint8_t tensor);
+
+/* Whether its frames are layered (codec/format.h). */
+static inline bool cst_preset_is_layered(uint32_t preset) {
+    return preset >= CST_PRESET_JOLT && preset <= CST_PRESET_DEEP;
+}

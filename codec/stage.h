@@ -15,6 +15,12 @@
 
 struct cst_codec_work {
     const struct cst_codec_ops *ops;
+    const struct cst_descriptor *desc;
+    const struct cst_encode_params *params; /* NULL while decoding */
+    const struct cst_side *side;            /* NULL: none */
+    uint32_t *order; /* [n_segments] segment of each stream; filled by cst_layout_order() */
+    void *dense;     /* of the presets of layered frames, cst_dense_work_size() bytes */
+    size_t dense_size;
     struct cst_huff_table *huff;
     uint8_t *a, *b; /* each as long as the longest segment that isn't opaque, or as all gaps */
     float *plane;   /* fp32 of the longest segment with a view, rows padded to 8 channels */
@@ -28,20 +34,67 @@ struct cst_stage_segment {
     uint64_t length;
     const struct cst_view *view;
     const struct cst_layer *rotated; /* how, for keys that are stored rotated; else NULL */
-    uint8_t dtype;
+    uint32_t layer;
+    uint8_t tensor, dtype;
     uint32_t tokens;   /* present */
     uint32_t sinks;    /* of them, at the start, kept exact by lossy stages */
     uint32_t position; /* that rotated keys are turned back from, or out to; of the first token */
 };
 
 /* false: too small (cst_codec_work_size()) or not aligned to 64 bytes. */
-bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc, void *work,
-                         size_t work_len);
+bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc,
+                         uint32_t preset, void *work, size_t work_len);
 
 /* A segment of a block of `tokens` tokens, the first one at first_position; view is its room. */
 struct cst_stage_segment cst_stage_segment(struct cst_view *view, const struct cst_descriptor *desc,
                                            const struct cst_segment *seg, uint32_t tokens,
                                            uint32_t first_position);
+
+/* ---- any stage (stage.c) ---- */
+
+struct cst_stream {
+    uint8_t stage;
+    size_t length;
+    float error;
+    bool lossy; /* the decoded segment is in w->a */
+};
+
+/* As the preset of w->params wants it, or without loss, or as it is. dst as for a stage. */
+struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
+                                    const struct cst_stage_segment *s,
+                                    const struct cst_codec_work *w);
+/* n bytes that are in no segment, or opaque */
+struct cst_stream cst_stream_encode_bytes(uint8_t *dst, const uint8_t *src, uint64_t n,
+                                          uint32_t preset, const struct cst_codec_work *w);
+
+/* n bytes from a stream; s is NULL for the bytes in no segment. */
+bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment *s, uint8_t stage,
+                       const uint8_t *src, size_t len, const struct cst_codec_work *w);
+
+/* Whether streams of this stage may stand in a frame. */
+bool cst_stage_known(uint8_t stage, bool layered);
+
+/* Whether the stream keeps keys turned back, so that decoding can place all but the sinks
+ * anywhere. */
+bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len);
+
+/* Turns keys that were decoded at s->position to `position`; false when they can't be. With
+ * only_sinks those alone, the rest is there already. */
+bool cst_stage_place(uint8_t *seg, const struct cst_stage_segment *s, uint32_t position,
+                     bool only_sinks, const struct cst_codec_work *w);
+
+/* ---- layered presets (layered.c) ---- */
+
+/* Bytes of w->dense, 0 for other presets. */
+size_t cst_dense_work_size(const struct cst_descriptor *desc, uint32_t preset);
+
+/* Before the first stream of a layered frame is encoded, or decoded (block NULL). */
+bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_position,
+                       uint32_t preset, const struct cst_codec_work *w);
+
+/* A stream of a layer before those asked for, which later ones may depend on. */
+bool cst_layered_skip(const struct cst_stage_segment *s, uint8_t stage, const uint8_t *src,
+                      size_t len, const struct cst_codec_work *w);
 
 size_t cst_planes_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                          const struct cst_codec_work *w);
@@ -87,6 +140,10 @@ bool cst_zstd_decode(uint8_t *dst, size_t n, const uint8_t *src, size_t len,
 /* One token's values as fp32 in channel order. */
 void cst_stage_load_row(float *x, const uint8_t *seg, const struct cst_view *view, uint32_t t,
                         const struct cst_codec_ops *ops);
+
+/* The other way; values that are not finite stay so. Uses w->b. */
+void cst_stage_store_row(uint8_t *seg, const struct cst_view *view, uint32_t t, const float *x,
+                         const struct cst_codec_work *w);
 
 /* The sinks' values as they are, in channel order; bytes that they take. */
 size_t cst_stage_save_sinks(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s);

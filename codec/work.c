@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The workspace: which buffers the stages of a layout can need, and where they lie in the caller's
- * memory; and what the stages know of a segment. Invariant: sizes depend on the descriptor alone,
- * so encode and decode of any preset fit. No state; any thread.
+ * memory; and what the stages know of a segment. Invariant: sizes depend on the descriptor and the
+ * preset alone, so encode and decode fit. No state; any thread.
  */
 #include "codec/codec.h"
 #include "codec/coded.h"
@@ -13,7 +13,7 @@
 enum { WORK_ALIGN = 64 };
 
 struct room {
-    uint64_t table, buffer, plane, rope, zstd;
+    uint64_t table, order, buffer, plane, rope, zstd, dense;
     uint32_t pairs; /* most rotated pairs of a head */
 };
 
@@ -31,11 +31,13 @@ static void room_for_plane(struct room *r, const struct cst_descriptor *desc,
 }
 
 static uint64_t room_total(const struct room *r) {
-    return r->table + 2 * r->buffer + r->plane + r->rope + r->zstd;
+    return r->table + r->order + 2 * r->buffer + r->plane + r->rope + r->zstd + r->dense;
 }
 
-static struct room room_of(const struct cst_descriptor *desc) {
+static struct room room_of(const struct cst_descriptor *desc, uint32_t preset) {
     struct room r = { .table = cst_align_up(sizeof(struct cst_huff_table), WORK_ALIGN),
+                      .order = cst_align_up(desc->n_segments * sizeof(uint32_t), WORK_ALIGN),
+                      .dense = cst_align_up(cst_dense_work_size(desc, preset), WORK_ALIGN),
                       .buffer = cst_gap_bytes(desc) };
     bool bytes = r.buffer > 0;
 
@@ -53,28 +55,41 @@ static struct room room_of(const struct cst_descriptor *desc) {
     return r;
 }
 
-size_t cst_codec_work_size(const struct cst_descriptor *desc) {
-    struct room r = room_of(desc);
+size_t cst_codec_work_size(const struct cst_descriptor *desc, uint32_t preset) {
+    struct room r = room_of(desc, preset);
 
-    return room_total(&r);
+    return cst_preset_name(preset) ? room_total(&r) : 0;
 }
 
-bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc, void *work,
-                         size_t work_len) {
-    struct room r = room_of(desc);
-    uint8_t *a = (uint8_t *)work + r.table, *plane = a + 2 * r.buffer, *rope = plane + r.plane;
+size_t cst_codec_work_size_max(const struct cst_descriptor *desc) {
+    size_t most = 0;
+
+    for (uint32_t preset = 0; preset < CST_PRESETS; preset++)
+        most = CST_MAX(most, cst_codec_work_size(desc, preset));
+    return most;
+}
+
+bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc,
+                         uint32_t preset, void *work, size_t work_len) {
+    struct room r = room_of(desc, preset);
+    uint8_t *order = (uint8_t *)work + r.table, *a = order + r.order, *plane = a + 2 * r.buffer;
+    uint8_t *rope = plane + r.plane, *zstd = rope + r.rope;
 
     if (work_len < room_total(&r) || (uintptr_t)work % WORK_ALIGN)
         return false;
     *w = (struct cst_codec_work){
         .ops = cst_codec_ops(),
+        .desc = desc,
         .huff = work,
+        .order = (void *)order,
         .a = a,
         .b = a + r.buffer,
         .plane = (void *)plane,
         .rope = r.pairs ? cst_rope_table_init(rope, desc->block_tokens, r.pairs) : NULL,
-        .zstd = r.zstd ? rope + r.rope : NULL,
+        .zstd = r.zstd ? zstd : NULL,
         .zstd_size = r.zstd,
+        .dense = r.dense ? zstd + r.zstd : NULL,
+        .dense_size = r.dense,
     };
     return true;
 }
@@ -90,6 +105,8 @@ struct cst_stage_segment cst_stage_segment(struct cst_view *view, const struct c
         .length = seg->length,
         .view = cst_view_init(view, desc, seg) ? view : NULL,
         .rotated = rotated ? layer : NULL,
+        .layer = seg->layer,
+        .tensor = seg->tensor,
         .dtype = seg->dtype,
         .tokens = tokens,
         .sinks = CST_MIN(sinks, tokens),

@@ -15,6 +15,7 @@
  */
 #include "base/crc32c.h"
 #include "base/err.h"
+#include "base/macros.h"
 #include "base/mem.h"
 #include "codec/codec.h"
 #include "store/choice.h"
@@ -56,13 +57,15 @@ static int encode_as(struct encode *e, const struct cst_encode_params *choice, s
 static int encode(struct encode *e) {
     const struct cst_block *b = e->block; /* pinned */
     const struct cst_descriptor *desc = b->space->desc;
-    size_t cap = cst_frame_bound(desc), work_len = cst_codec_work_size(desc);
+    size_t cap = cst_frame_bound(desc), work_len = 0;
     cst_auto(cst_freep) uint8_t *heap = NULL;
     uint8_t *work;
     int r = CST_CODEC_E_PRESET;
 
     if (cst_crc32c(0, e->source, b->hot.length) != b->hot.crc)
         return CST_STORE_E_CORRUPT;
+    for (unsigned i = 0; i < e->choices.n; i++)
+        work_len = CST_MAX(work_len, cst_codec_work_size(desc, e->choices.try[i].preset));
     e->frame = cst_malloc(cap);
     heap = cst_malloc(work_len + CST_SLOT_ALIGN);
     if (!e->frame || !heap)

@@ -95,7 +95,8 @@ static struct cst_space *find_space(const struct cst_namespace *ns, const uint8_
 
 /* Buffer and workspace of one encode, as far as they count. */
 static uint64_t encode_bytes(const struct cst_descriptor *desc) {
-    uint64_t work = cst_codec_work_size(desc), all = work + cst_frame_bound(desc);
+    uint64_t work = cst_codec_work_size(desc, CST_PRESET_LOSSLESS),
+             all = work + cst_frame_bound(desc);
 
     if (work > CST_WORK_MAX)
         return UINT64_MAX;

@@ -759,7 +759,7 @@ static bool answer_packed(struct fake_daemon *f, struct fake_connection *c,
 static void encode(struct packed *packed, const cistern_space *space, const uint8_t *block) {
     const struct cst_descriptor *d = space->descriptor;
     struct cst_encode_params params = { .preset = CST_PRESET_LOSSLESS, .tokens = BT };
-    size_t work_size = cst_codec_work_size(d);
+    size_t work_size = cst_codec_work_size(d, CST_PRESET_LOSSLESS);
     void *work = aligned_alloc(64, cst_align_up(work_size, 64));
 
     assert_non_null(work);

@@ -78,7 +78,7 @@ struct case_block *case_new(const struct case_shape *s) {
 
 void case_room(struct case_block *c) {
     free(c->work);
-    c->work_len = cst_codec_work_size(&c->desc);
+    c->work_len = cst_codec_work_size_max(&c->desc);
     assert_int_equal(posix_memalign(&c->work, 64, c->work_len), 0);
 }
 
@@ -94,7 +94,8 @@ void case_rotate_keys(struct case_block *c, enum cst_rope rope, uint32_t dims) {
 
 void case_stage_init(struct case_stage *stage, struct case_block *c, uint32_t i, uint32_t tokens,
                      uint32_t first_position) {
-    assert_true(cst_codec_work_init(&stage->w, &c->desc, c->work, c->work_len));
+    assert_true(
+        cst_codec_work_init(&stage->w, &c->desc, CST_PRESET_LOSSLESS, c->work, c->work_len));
     stage->s =
         cst_stage_segment(&stage->view, &c->desc, &c->desc.segments[i], tokens, first_position);
 }
@@ -189,7 +190,14 @@ int case_encode(struct case_block *c, const struct cst_encode_params *params,
 }
 
 int case_decode(struct case_block *c, uint32_t first_layer, uint32_t n_layers) {
+    return case_decode_at(c, first_layer, n_layers, CST_POSITION_OWN);
+}
+
+int case_decode_at(struct case_block *c, uint32_t first_layer, uint32_t n_layers,
+                   uint32_t position) {
+    const struct cst_decode_params params = { first_layer, n_layers, position, NULL };
+
     memset(c->out, 0xa5, c->desc.block_bytes);
-    return cst_frame_decode(c->out, c->desc.block_bytes, c->frame, c->frame_len, &c->desc,
-                            first_layer, n_layers, c->work, c->work_len);
+    return cst_frame_decode(c->out, c->desc.block_bytes, c->frame, c->frame_len, &c->desc, &params,
+                            c->work, c->work_len);
 }

@@ -60,6 +60,13 @@ void case_set_value(struct case_block *c, uint32_t i, uint32_t t, uint32_t h, ui
 int case_encode(struct case_block *c, const struct cst_encode_params *params,
                 struct cst_frame_info *info);
 int case_decode(struct case_block *c, uint32_t first_layer, uint32_t n_layers);
+int case_decode_at(struct case_block *c, uint32_t first_layer, uint32_t n_layers,
+                   uint32_t position);
+
+/* Every preset from `first` on. */
+#define CASE_EACH_PRESET(preset, first)                                                            \
+    for (uint32_t preset = (first); preset < CST_PRESETS; preset++)                                \
+        if (cst_preset_name(preset))
 
 /* Segment i of a case for its stages, which work in the case's own workspace. */
 struct case_stage {

@@ -67,7 +67,7 @@ static void check_drift(struct case_block *c, uint32_t position) {
     uint8_t *original = test_malloc(c->desc.block_bytes);
 
     memcpy(original, c->block, c->desc.block_bytes);
-    for (uint32_t preset = CST_PRESET_INT8; preset < CST_PRESETS; preset++) {
+    CASE_EACH_PRESET (preset, CST_PRESET_INT8) {
         struct cst_encode_params p = { preset, TOKENS, position, 1 };
         double first = 0;
 

@@ -682,7 +682,7 @@ static void giant_segments_stay_hot(void **state) {
     struct cst_space *s = large_space(w, UINT64_C(8) << 20, false);
 
     store_large(w, s, 1);
-    assert_true(cst_codec_work_size(cst_space_descriptor(s)) > CST_WORK_MAX);
+    assert_true(cst_codec_work_size(cst_space_descriptor(s), CST_PRESET_LOSSLESS) > CST_WORK_MAX);
     cst_store_tick(w->store);
     assert_int_equal(w->store->encodes, 0);
     (void)cst_space_unref(s);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which stage codes a segment. Invariants: 1. a stream is never longer than its segment; 2. what a
+ * stage can't take is coded without loss, and what doesn't shrink is kept as it is. No state; any
+ * thread.
+ */
+#include "codec/stage.h"
+#include "codec/dtype.h"
+#include "codec/format.h"
+#include "codec/preset.h"
+
+#include <string.h>
+
+/* ---- encode ---------------------------------------------------------------------------------- */
+
+struct cst_stream cst_stream_encode_bytes(uint8_t *dst, const uint8_t *src, uint64_t n,
+                                          uint32_t preset, const struct cst_codec_work *w) {
+    struct cst_stream s = { .stage = CST_STAGE_ZSTD };
+
+    if (preset != CST_PRESET_RAW) {
+        if (cst_is_zero(src, n))
+            return (struct cst_stream){ .stage = CST_STAGE_ZERO };
+        s.length = cst_zstd_encode(dst, src, n, w);
+    }
+    if (!s.length) {
+        memcpy(dst, src, n);
+        s = (struct cst_stream){ .stage = CST_STAGE_RAW, .length = n };
+    }
+    return s;
+}
+
+/* Length 0: the recipe has no lossy stage, or it can't take this segment. */
+static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
+                                      const struct cst_stage_segment *seg, struct cst_recipe recipe,
+                                      const struct cst_codec_work *w) {
+    struct cst_stream s = { .stage = recipe.stage, .lossy = true };
+    struct cst_groups_params groups = { recipe.flags, recipe.bits, recipe.group };
+
+    if (!seg->view)
+        return s;
+    if (!seg->rotated)
+        groups.flags &= (uint8_t)~CST_CODED_UNROTATED;
+    if (recipe.stage == CST_STAGE_INT8)
+        s.length = cst_int8_encode(dst, src, seg, w, &s.error);
+    else if (recipe.stage == CST_STAGE_GROUPS)
+        s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
+    else if (recipe.stage == CST_STAGE_LLOYD)
+        s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, true, w, &s.error);
+    return s;
+}
+
+struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
+                                    const struct cst_stage_segment *s,
+                                    const struct cst_codec_work *w) {
+    uint32_t preset = w->params->preset;
+    struct cst_stream out;
+
+    if (preset == CST_PRESET_RAW || cst_dtype_size(s->dtype) == 1 || cst_is_zero(seg, s->length))
+        return cst_stream_encode_bytes(dst, seg, s->length, preset, w);
+    out = encode_lossy(dst, seg, s, cst_preset_recipe(w->params, s->tensor), w);
+    if (out.length)
+        return out;
+    if (cst_dtype_size(s->dtype) == 2) {
+        out = (struct cst_stream){ .stage = CST_STAGE_PLANES };
+        out.length = cst_planes_encode(dst, seg, s, w);
+        if (!out.length)
+            preset = CST_PRESET_RAW;
+    }
+    return out.length ? out : cst_stream_encode_bytes(dst, seg, s->length, preset, w);
+}
+
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+bool cst_stage_known(uint8_t stage, bool layered) {
+    (void)layered;
+    return stage <= CST_STAGE_LLOYD;
+}
+
+bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
+    const struct cst_coded_header *head = (const void *)src;
+
+    switch (stage) {
+    case CST_STAGE_GROUPS:
+    case CST_STAGE_LLOYD:
+        return len >= sizeof(*head) && head->flags & CST_CODED_UNROTATED;
+    default:
+        return false;
+    }
+}
+
+bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment *seg, uint8_t stage,
+                       const uint8_t *src, size_t len, const struct cst_codec_work *w) {
+    switch (stage) {
+    case CST_STAGE_RAW:
+        if (len == n)
+            memcpy(dst, src, n);
+        return len == n;
+    case CST_STAGE_ZERO:
+        memset(dst, 0, n);
+        return len == 0;
+    case CST_STAGE_ZSTD:
+        return cst_zstd_decode(dst, n, src, len, w);
+    case CST_STAGE_PLANES:
+        return seg && cst_dtype_size(seg->dtype) == 2 && cst_planes_decode(dst, seg, src, len, w);
+    case CST_STAGE_INT8:
+        return seg && seg->view && cst_int8_decode(dst, seg, src, len, w);
+    case CST_STAGE_GROUPS:
+        return seg && seg->view && cst_groups_decode(dst, seg, src, len, w);
+    case CST_STAGE_LLOYD:
+        return seg && seg->view && cst_lloyd_decode(dst, seg, src, len, w);
+    default:
+        return false;
+    }
+}
+
+/* ---- another position ------------------------------------------------------------------------ */
+
+/* Keys move by one angle a pair, however many tokens: that of the distance. */
+bool cst_stage_place(uint8_t *seg, const struct cst_stage_segment *s, uint32_t position,
+                     bool only_sinks, const struct cst_codec_work *w) {
+    bool ahead = position >= s->position;
+    uint32_t n = only_sinks ? s->sinks : s->tokens;
+    uint32_t distance = ahead ? position - s->position : s->position - position;
+
+    if (!s->view || !w->rope || !cst_rope_known(s->rotated, s->view->dims))
+        return false;
+    cst_rope_prepare(w->rope, s->rotated, distance, 1);
+    for (uint32_t t = 0; t < n; t++) {
+        cst_stage_load_row(w->plane, seg, s->view, t, w->ops);
+        cst_rope_turn(w->rope, s->rotated, w->plane, s->view->heads, s->view->dims, 0,
+                      ahead ? 1 : -1, w->ops);
+        cst_stage_store_row(seg, s->view, t, w->plane, w);
+    }
+    return true;
+}
