@@ -9,8 +9,9 @@
  * any order. Nothing orders a read after a write of the same range but waiting for its done().
  *
  * All or nothing: res 0 means that every byte was transferred. A short transfer, EINTR and EAGAIN
- * are tried again here, always as the whole range, CST_AIO_TRIES times in all; then it is an error.
- * After an error the content of a written range is unknown. A read beyond the end of the file is an
+ * are tried again here, always as the whole range, CST_AIO_TRIES times in all; then it is an error,
+ * for a write that stays short CST_AIO_E_FULL: files take less where space or a limit ends. After
+ * an error the content of a written range is unknown. A read beyond the end of the file is an
  * error. No operation implies that data survives a power loss; CST_AIO_SYNC does.
  *
  * Backends: io_uring (io_uring.c), a pool of threads with pread/pwrite (io_threads.c), and for
@@ -48,7 +49,8 @@ enum cst_aio_code {
     CST_AIO_READ,
     CST_AIO_WRITE,
     CST_AIO_SYNC,     /* fdatasync of the whole file; offset, length, data unused */
-    CST_AIO_ALLOCATE, /* real blocks for [offset, offset + length), the file grows, reads as 0 */
+    CST_AIO_ALLOCATE, /* real blocks for [offset, offset + length), the file grows, reads as 0.
+                         A file system that can't only gives the size */
     CST_AIO_DISCARD,  /* gives the blocks of the range back; the size stays, it reads as 0. May do
                          nothing on a file system that can't: then the bytes stay */
 };
