@@ -34,16 +34,16 @@ void cst_files_deinit(struct cst_aio_posix *p) {
 }
 
 static int open_fd(const struct cst_aio_posix *p, const char *name, unsigned flags, bool *direct) {
-    int mode = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, fd;
+    int mode = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, fd;
 
     mode |= flags & CST_AIO_READ_ONLY ? O_RDONLY : O_RDWR;
     mode |= flags & CST_AIO_CREATE ? O_CREAT : 0;
     mode |= flags & CST_AIO_EXCLUSIVE ? O_EXCL : 0;
     *direct = !p->buffered && !(flags & CST_AIO_BUFFERED);
-    fd = openat(p->directory, name, mode | (*direct ? O_DIRECT : 0), 0600);
+    fd = openat(p->directory, name, mode | O_CLOEXEC | (*direct ? O_DIRECT : 0), 0600);
     if (fd < 0 && errno == EINVAL && *direct) {
         *direct = false; /* the file may have been made: then it is not another's */
-        fd = openat(p->directory, name, mode & ~O_EXCL, 0600);
+        fd = openat(p->directory, name, (mode & ~O_EXCL) | O_CLOEXEC, 0600);
     }
     return fd;
 }
