@@ -233,6 +233,7 @@ static const struct cst_codec_ops portable = {
     .nearest = nearest,
     .to_codes = to_codes,
     .widen = widen,
+    .rans_rows = cst_rans_rows_portable,
     .add = add,
     .moments = moments,
 };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "codec/huffman.h"
+#include "codec/rans.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -80,6 +81,10 @@ struct cst_codec_ops {
 
     /* sum[i] += x[i] */
     void (*add)(double *sum, const float *x, size_t n);
+    /* cst_rans_rows_portable() */
+    uint32_t (*rans_rows)(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
+                          uint32_t row);
+
     /* square[i] += (x[i] - mean[i])^2, error[i] += (x[i] - y[i])^2 */
     void (*moments)(double *square, double *error, const double *mean, const float *x,
                     const float *y, size_t n);
