@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/bench quality measures with: exact states, kept between runs, and scores.
+
+Each text is prefilled once, exactly; its keys and values are kept as bf16 in files that cistern-codec
+reads, with the logits of its continuation beside them. To measure a preset, cistern-codec encodes and
+decodes these files, and the model scores the same continuation on what comes back.
+"""
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import quality_documents
+from quality_engine import Model, dequantise, from_bf16, to_bf16
+
+PREFIX, SCORED, LEARNED, N_CTX = 2048, 256, 1024, 2560
+HERE = Path(__file__).resolve().parent
+
+
+def say(text):
+    print(f"==> {text}", file=sys.stderr, flush=True)
+
+
+def log_probabilities(logits):
+    x = logits.astype(numpy.float64)
+    x -= x.max(axis=1, keepdims=True)
+    return x - numpy.log(numpy.exp(x).sum(axis=1, keepdims=True))
+
+
+class Difference:
+    """Collects scored positions: how far one cache's predictions lie from the exact one's."""
+
+    def __init__(self):
+        self.kl, self.same, self.loss = [], [], []
+
+    def add(self, exact, other, following):
+        kl = []
+        for i in range(0, len(following), 16):  # small arrays stay in the processor's cache
+            p, q = log_probabilities(exact[i:i + 16]), log_probabilities(other[i:i + 16])
+            next_token = following[i:i + 16]
+            at = numpy.arange(len(next_token))
+            kl.append((numpy.exp(p) * (p - q)).sum(axis=1))
+            self.same.append(p.argmax(axis=1) == q.argmax(axis=1))
+            self.loss.append(p[at, next_token] - q[at, next_token])
+        self.kl.append(numpy.concatenate(kl))
+
+    def figures(self):
+        kl = numpy.concatenate(self.kl)
+        return {"kl": float(kl.mean()), "kl_p99": float(numpy.quantile(kl, 0.99)),
+                "top1": float(numpy.concatenate(self.same).mean()),
+                "ppl": float(numpy.exp(numpy.concatenate(self.loss).mean()) - 1),
+                "kl_each": [round(float(k.mean()), 6) for k in self.kl]}
+
+
+class Folder:
+    """Texts with their exact keys and values, in the layout of cistern-codec."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, name, tokens, k, v, model, **more):
+        self.path.mkdir(exist_ok=True)
+        files = {}
+        for part, x in (("kpost", k), ("v", v)):
+            files[part] = {"file": f"{name}.{part}.bf16"}
+            to_bf16(x).tofile(self.path / files[part]["file"])
+        shape = {"name": name, "layers": model.layers, "tokens": k.shape[1],
+                 "kv_heads": model.heads, "head_dim": model.dims, "dtype": "bf16 little-endian",
+                 "layout": "[layer][token][kv_head][dim], dim fastest",
+                 "rope": {"kind": "interleaved pairs (2i,2i+1)", "base": model.rope_base,
+                          "dims": model.dims, "first_position": 0},
+                 "files": files, "ids": tokens, **more}
+        (self.path / f"{name}.json").write_text(json.dumps(shape) + "\n")
+
+    def shape(self, name):
+        return json.loads((self.path / f"{name}.json").read_text())
+
+    def names(self):
+        return sorted(p.stem for p in self.path.glob("*.json"))
+
+
+def load(folder, shape):
+    """(K, V) of a text in fp32."""
+    rows = (shape["layers"], shape["tokens"], -1)
+    return [from_bf16(numpy.fromfile(folder / f"{shape['name']}.{part}.bf16", numpy.uint16))
+            .reshape(rows) for part in ("kpost", "v")]
+
+
+class Bench:
+    """Documents, tasks, and the model that scores them."""
+
+    def __init__(self, engine, cache, tool):
+        self.tool = tool
+        cache.mkdir(parents=True, exist_ok=True)
+        model_path = cache / f"{engine.name}-f32.gguf"
+        if not model_path.exists():
+            say("dequantising the model, once")
+            dequantise(engine / "model.gguf", model_path)
+        self.model = Model(model_path, N_CTX)
+        self.cache = cache / self._identity(engine)
+        self.documents = Folder(self.cache / "documents")
+        self.learned = Folder(self.cache / "learned")
+        self.tasks = Folder(self.cache / "tasks")
+        if not (self.cache / "complete").exists():
+            self._prepare(cache)
+        self.names = self.documents.names()
+
+    @staticmethod
+    def _identity(engine):
+        """Changes with whatever changes the states."""
+        digest = hashlib.sha256(engine.name.encode())
+        for name in ("quality_documents.py", "quality_engine.py", "quality_measure.py"):
+            digest.update((HERE / name).read_bytes())
+        return f"states-{digest.hexdigest()[:16]}"
+
+    # ---- exact states ----
+
+    def _prepare(self, cache):
+        for old in cache.glob("states-*"):
+            shutil.rmtree(old)
+        self.cache.mkdir()
+        for text in quality_documents.measured():
+            say(f"computing {text.name} exactly ({PREFIX} tokens)")
+            tokens = self.model.tokenize(text.text)[:PREFIX + SCORED + 1]
+            if len(tokens) < PREFIX + SCORED + 1:
+                raise SystemExit(f"quality: {text.name} is too short")
+            self._document(text, tokens[:PREFIX], tokens[PREFIX:])
+        for text in quality_documents.learned():
+            say(f"computing {text.name} ({LEARNED} tokens, to learn from)")
+            tokens = self.model.tokenize(text.text[:12 * LEARNED])[:LEARNED]
+            k, v = self.model.prefill(tokens)
+            self.learned.write(text.name, tokens, k, v, self.model, domain=text.domain)
+        for task in quality_documents.tasks():
+            self._task(task)
+        (self.cache / "complete").touch()
+
+    def _document(self, text, tokens, following):
+        k, v = self.model.prefill(tokens)
+        self.documents.write(text.name, tokens, k, v, self.model, domain=text.domain,
+                             following=following)
+        shape = self.documents.shape(text.name)
+        self.model.put(*load(self.documents.path, shape))
+        numpy.save(self.cache / f"{text.name}.npy", self.model.score(following[:SCORED], PREFIX))
+        self._noise(text.name, k, v, following)
+
+    def _noise(self, name, k, v, following):
+        """What changes nothing that anybody would call a loss: the floor under all figures."""
+        exact, kept = numpy.load(self.cache / f"{name}.npy"), self.documents.shape(name)
+        floors = {}
+        for floor, (a, b), batch in (
+                ("fp32_cache", (k, v), 512),
+                ("f16_cache", (k.astype(numpy.float16).astype(numpy.float32),
+                               v.astype(numpy.float16).astype(numpy.float32)), 512),
+                ("batches_of_64", load(self.documents.path, kept), 64)):
+            self.model.put(a, b)
+            difference = Difference()
+            difference.add(exact, self.model.score(following[:SCORED], PREFIX, batch),
+                           following[1:])
+            floors[floor] = difference.figures()
+        (self.cache / f"{name}.noise").write_text(json.dumps(floors))
+
+    def noise(self):
+        """Floor -> mean figures over the documents."""
+        each = [json.loads((self.cache / f"{name}.noise").read_text()) for name in self.names]
+        return {floor: {figure: float(numpy.mean([e[floor][figure] for e in each]))
+                        for figure in ("kl", "kl_p99", "top1", "ppl")} for floor in each[0]}
+
+    def _task(self, task):
+        say(f"computing {task.name}")
+        tokens = self.model.tokenize(task.text)
+        questions = [[self.model.tokenize(q.ask), self.model.tokenize(q.answer)]
+                     for q in task.questions]
+        if len(tokens) > N_CTX - 64:
+            raise SystemExit(f"quality: {task.name} is too long")
+        k, v = self.model.prefill(tokens)
+        self.tasks.write(task.name, tokens, k, v, self.model, domain=task.domain,
+                         questions=questions)
+
+    # ---- codec ----
+
+    def encode(self, folder, out, names, arguments):
+        """Runs texts through the codec into `out`; the sizes and errors."""
+        done = subprocess.run([self.tool, "compare", *arguments, "--out", out, folder.path, *names],
+                              stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise ValueError(f"cistern-codec refused {' '.join(arguments)}")
+        return json.loads(done.stdout)["texts"]
+
+    def side_data(self, arguments, domain):
+        """A file of what was learned on texts of other domains; learned once per build."""
+        key = hashlib.sha256(self.tool.read_bytes() + " ".join(arguments).encode()).hexdigest()[:16]
+        path = self.cache / f"side-{key}-{domain}"
+        if not path.exists():
+            names = [n for n in self.learned.names() if self.learned.shape(n)["domain"] != domain]
+            say(f"learning from {len(names)} texts for {domain}")
+            made = path.with_suffix(".part")
+            subprocess.run([self.tool, "learn", *arguments, "--out", made, self.learned.path,
+                            *names], stdout=subprocess.DEVNULL, check=True)
+            made.rename(path)
+        return path
+
+    def _through_codec(self, folder, out, arguments, learn):
+        """Each text with the side data that it may know; results in the order of the names."""
+        if learn is None:
+            return self.encode(folder, out, folder.names(), arguments), 0
+        results, side_bytes = [], 0
+        for name in folder.names():
+            side = self.side_data(learn, folder.shape(name)["domain"])
+            side_bytes = max(side_bytes, side.stat().st_size)
+            results += self.encode(folder, out, [name], [*arguments, "--side", str(side)])
+        return results, side_bytes
+
+    # ---- scores ----
+
+    def measure(self, arguments, learn=None, tasks=True):
+        """A preset's figures. arguments: of cistern-codec; learn: of its learn command, or None."""
+        with tempfile.TemporaryDirectory(dir=self.cache) as out:
+            out = Path(out)
+            results, side_bytes = self._through_codec(self.documents, out, arguments, learn)
+            figures = self.score(out)
+            if tasks:
+                self._through_codec(self.tasks, out, arguments, learn)
+                figures |= self.score_tasks(out)
+        sizes = [sum(r[key] for r in results) for key in ("bytes_16bit", "bytes")]
+        figures |= {"ratio": sizes[0] / sizes[1], "side_bytes": side_bytes,
+                    "error": max(r["error"] for r in results)}
+        for part in "kv":
+            nmse = [r[f"nmse_{part}"] for r in results]
+            figures[f"e_{part}"] = float(numpy.sqrt(numpy.mean(nmse)))
+        return figures
+
+    def score(self, folder):
+        """How the documents' continuations change with the keys and values in `folder`."""
+        difference = Difference()
+        for name in self.names:
+            shape = self.documents.shape(name)
+            self.model.put(*load(folder, shape))
+            difference.add(numpy.load(self.cache / f"{name}.npy"),
+                           self.model.score(shape["following"][:SCORED], PREFIX),
+                           shape["following"][1:])
+        return difference.figures()
+
+    def score_tasks(self, folder):
+        """Task kind -> share of right answers, and mean probability of the right one."""
+        right, probability = {}, {}
+        for name in self.tasks.names():
+            shape = self.tasks.shape(name)
+            self.model.put(*load(folder, shape))
+            kind = name.split("-")[0]
+            for ask, answer in shape["questions"]:
+                logits = self.model.score(ask + answer[:-1], shape["tokens"])[len(ask) - 1:]
+                at = numpy.arange(len(answer))
+                right.setdefault(kind, []).append((logits.argmax(axis=1) == answer).all())
+                probability.setdefault(kind, []).append(
+                    numpy.exp(log_probabilities(logits)[at, answer].sum()))
+        return {kind: float(numpy.mean(x)) for kind, x in right.items()} | {
+            f"{kind}_p": float(numpy.mean(x)) for kind, x in probability.items()}
