@@ -137,6 +137,9 @@ def run(bench, report, only, tasks):
                 say(str(error))
                 continue
             report_point(report, point, measured[-1])
+            if point.name == "lossless":
+                report.figure("quality.lossless_f16.ratio", bench.ratio_f16(point.arguments),
+                              "ratio", (">=", 1.12))
         if len(measured) > 1:
             report_family(report, family, measured)
 

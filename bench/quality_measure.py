@@ -59,17 +59,18 @@ class Difference:
 class Folder:
     """Texts with their exact keys and values, in the layout of cistern-codec."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, dtype="bf16"):
+        self.path, self.dtype = path, dtype
 
     def write(self, name, tokens, k, v, model, **more):
         self.path.mkdir(exist_ok=True)
         files = {}
         for part, x in (("kpost", k), ("v", v)):
-            files[part] = {"file": f"{name}.{part}.bf16"}
-            to_bf16(x).tofile(self.path / files[part]["file"])
+            files[part] = {"file": f"{name}.{part}.{self.dtype}"}
+            bits = to_bf16(x) if self.dtype == "bf16" else x.astype(numpy.float16)
+            bits.tofile(self.path / files[part]["file"])
         shape = {"name": name, "layers": model.layers, "tokens": k.shape[1],
-                 "kv_heads": model.heads, "head_dim": model.dims, "dtype": "bf16 little-endian",
+                 "kv_heads": model.heads, "head_dim": model.dims, "dtype": f"{self.dtype} little-endian",
                  "layout": "[layer][token][kv_head][dim], dim fastest",
                  "rope": {"kind": "interleaved pairs (2i,2i+1)", "base": model.rope_base,
                           "dims": model.dims, "first_position": 0},
@@ -103,6 +104,7 @@ class Bench:
         self.model = Model(model_path, N_CTX)
         self.cache = cache / self._identity(engine)
         self.documents = Folder(self.cache / "documents")
+        self.documents_f16 = Folder(self.cache / "documents-f16", "f16")
         self.learned = Folder(self.cache / "learned")
         self.tasks = Folder(self.cache / "tasks")
         if not (self.cache / "complete").exists():
@@ -142,6 +144,7 @@ class Bench:
         k, v = self.model.prefill(tokens)
         self.documents.write(text.name, tokens, k, v, self.model, domain=text.domain,
                              following=following)
+        self.documents_f16.write(text.name, tokens, k, v, self.model)
         shape = self.documents.shape(text.name)
         self.model.put(*load(self.documents.path, shape))
         numpy.save(self.cache / f"{text.name}.npy", self.model.score(following[:SCORED], PREFIX))
@@ -213,6 +216,12 @@ class Bench:
             side_bytes = max(side_bytes, side.stat().st_size)
             results += self.encode(folder, out, [name], [*arguments, "--side", str(side)])
         return results, side_bytes
+
+    def ratio_f16(self, arguments):
+        """Of a preset on the same documents in f16."""
+        with tempfile.TemporaryDirectory(dir=self.cache) as out:
+            results = self.encode(self.documents_f16, out, self.names, arguments)
+        return sum(r["bytes_16bit"] for r in results) / sum(r["bytes"] for r in results)
 
     # ---- scores ----
 
