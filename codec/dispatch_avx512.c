@@ -223,7 +223,7 @@ const struct cst_codec_ops cst_codec_avx512_table = {
     .nearest = nearest,
     .to_codes = cst_avx2_to_codes,
     .widen = cst_avx2_widen,
-    .rans_rows = cst_rans_rows_portable,
+    .rans_rows = cst_avx512_rans_rows,
     .add = cst_avx2_add,
     .moments = cst_avx2_moments,
 };

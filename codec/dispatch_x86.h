@@ -40,3 +40,7 @@ void cst_avx2_nearest(uint8_t *codes, const float *x, float scale, const float *
 void cst_avx2_to_codes(uint8_t *codes, const float *x, const float *scale, const float *zero,
                        float least, float most, size_t n);
 void cst_avx2_widen(float *low, float *high, const float *x, size_t n);
+uint32_t cst_avx2_rans_rows(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
+                            uint32_t row);
+uint32_t cst_avx512_rans_rows(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
+                              uint32_t row);

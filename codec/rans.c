@@ -3,13 +3,13 @@
  * Streams: head, states, words, raw bits.
  *
  * Invariants: 1. between symbols each state lies in 2^16 .. 2^32 - 1, and at most one word of 16
- * bits moves at a symbol; 2. the encoder runs backwards from states that hold 16 raw bits above
- * nothing, so the decoder must end with 1 in the upper half of each; 3. every bit of a stream is
- * checked: words and raw bits end together with the stream, and bits that mean nothing are zero.
+ * bits moves at a symbol; 2. the encoder runs backwards from states that raw bits make in the same
+ * way as the head's bits make the decoder's, so what the head spends on a state the raw bits get
+ * back; 3. every bit of a stream is checked: words and raw bits end together with the stream, and
+ * bits that mean nothing are zero.
  *
- * A state that is written down says some 3.5 bits more than it has to (its size is free), a byte
- * says which lanes there are, and raw bits that are missing leave holes in the states. The number
- * of lanes is the largest that keeps these below 1/256 of the symbols.
+ * So lanes cost about nothing where there are raw bits for them. The number of lanes is the largest
+ * that keeps empty room below 1/256 of the symbols.
  */
 #include "codec/rans.h"
 
@@ -21,9 +21,9 @@
 #include <string.h>
 
 enum {
-    SHIFT_MAX = 8,
-    TAG_BITS = 3, /* of the first byte that say the lanes */
-    STATES_MAX = 1 + (CST_RANS_LANES * 36 + 7) / 8,
+    TAG_BITS = 3,  /* of the first byte that say the lanes */
+    LANE_MAX = 35, /* bits of a state */
+    HEAD_MAX = 1 + CST_RANS_LANES * LANE_MAX / 8 + 1,
     ROW_TOKENS = 1024,
     MARGIN = 64 /* bytes that loops may read ahead */
 };
@@ -94,6 +94,20 @@ static inline uint32_t get(struct reader *r, unsigned n) {
     r->bits >>= n;
     r->n -= n;
     return bits;
+}
+
+/* A state: 4 bits for its size, then those below its highest one. */
+static void put_state(struct writer *w, uint32_t state) {
+    unsigned n = 31 - (unsigned)__builtin_clz(state);
+
+    put(w, n - 16, 4);
+    put(w, state - (1u << n), n);
+}
+
+static uint32_t get_state(struct reader *r) {
+    unsigned n = 16 + get(r, 4);
+
+    return 1u << n | get(r, n);
 }
 
 /* Whether what is left means nothing: zeros, beyond the lanes' room less than a byte of them. */
@@ -192,13 +206,14 @@ static bool find_size(struct size *size, const struct cst_rans_matrix *m,
 }
 
 bool cst_rans_lanes_pay(uint32_t lanes, size_t holes, uint64_t bits) {
-    return 256 * (7 * (uint64_t)lanes / 2 + holes) <= bits;
+    return 256 * (2 * (uint64_t)lanes + holes) <= bits;
 }
 
 /* log2 of the number of lanes */
 static unsigned choose_lanes(const struct size *size, uint32_t tokens) {
     for (unsigned log2 = 5; log2 > 0; log2--) {
-        size_t room = (size_t)16 << log2, holes = room > size->raw ? room - size->raw : 0;
+        size_t room = (size_t)CST_RANS_LANE_ROOM << log2,
+               holes = room > size->raw ? room - size->raw : 0;
 
         if (1u << log2 <= tokens && cst_rans_lanes_pay(1u << log2, holes, size->cost / 256))
             return log2;
@@ -239,13 +254,27 @@ static size_t put_head(uint8_t *dst, uint8_t tag, unsigned log2, const uint32_t 
     struct writer w = { .p = dst };
 
     put(&w, log2 | (uint32_t)tag << TAG_BITS, 8);
-    for (unsigned i = 0; i < 1u << log2; i++) {
-        unsigned n = 31 - (unsigned)__builtin_clz(state[i]);
-
-        put(&w, n - 16, 4);
-        put(&w, state[i] - (1u << n), n);
-    }
+    for (unsigned i = 0; i < 1u << log2; i++)
+        put_state(&w, state[i]);
     return (size_t)(put_end(&w) - dst);
+}
+
+/* The states that n raw bytes make, zeros behind them; the number of bytes that went into them. The
+ * highest bits of the last state that would begin another byte stay zero. */
+static size_t fill_lanes(uint32_t state[CST_RANS_LANES], unsigned lanes, const uint8_t *raw,
+                         size_t n) {
+    uint8_t bytes[HEAD_MAX] = { 0 };
+    struct reader r = { .p = bytes, .end = bytes + sizeof(bytes) };
+    unsigned bits = 0, size = 0;
+
+    memcpy(bytes, raw, CST_MIN(n, sizeof(bytes)));
+    for (unsigned i = 0; i < lanes; i++) {
+        state[i] = get_state(&r);
+        size = 31 - (unsigned)__builtin_clz(state[i]);
+        bits += 4 + size;
+    }
+    state[lanes - 1] &= 1u << size | ((1u << (size - bits % 8)) - 1);
+    return CST_MIN(n, bits / 8);
 }
 
 /* In dst: room for the head, free space, words, raw bits that the lanes don't take. The raw bits
@@ -254,27 +283,24 @@ size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m
                        const struct cst_rans_book *book) {
     struct writer w = { .p = dst };
     uint32_t state[CST_RANS_LANES];
-    uint8_t *end, *at, in_lanes[2 * CST_RANS_LANES] = { 0 };
+    size_t raw, in_lanes, length;
     struct size size;
-    size_t raw, room, length;
+    uint8_t *at;
     unsigned log2;
 
     if (m->channels > CST_RANS_CHANNELS || m->tokens > ROW_TOKENS || !find_size(&size, m, book))
         return 0;
     log2 = choose_lanes(&size, m->tokens);
-    room = (size_t)2 << log2;
     raw = (size.raw + 7) / 8;
-    if (raw + STATES_MAX > cap)
+    if (raw + HEAD_MAX > cap)
         return 0;
     put_raw(&w, m, book);
     put_end(&w);
-    memcpy(in_lanes, dst, CST_MIN(raw, room));
-    end = at = dst + cap - (raw > room ? raw - room : 0);
-    memmove(end, dst + room, raw > room ? raw - room : 0);
-    for (unsigned i = 0; i < 1u << log2; i++)
-        state[i] = 1u << 16 | cst_load16(in_lanes + 2 * (size_t)i);
+    in_lanes = fill_lanes(state, 1u << log2, dst, raw);
+    at = dst + cap - (raw - in_lanes);
+    memmove(at, dst + in_lanes, raw - in_lanes);
     for (uint32_t c = m->channels; c-- > 0;) {
-        if ((size_t)(at - dst) < STATES_MAX + 2 * (size_t)m->tokens)
+        if ((size_t)(at - dst) < HEAD_MAX + 2 * (size_t)m->tokens)
             return 0;
         at = put_symbols(at, state, 1u << log2, m->q + c * m->stride, m->tokens,
                          book->table[m->klass[c]], book->shift[m->klass[c]]);
@@ -321,11 +347,8 @@ static const uint8_t *get_head(struct cst_rans_reader *r, unsigned *log2, uint8_
     *log2 = first & ((1u << TAG_BITS) - 1);
     if (bits.short_of || *log2 > 5 || (1u << *log2) > tokens || first >> TAG_BITS != tag)
         return NULL;
-    for (unsigned i = 0; i < 1u << *log2; i++) {
-        unsigned n = get(&bits, 4) + 16;
-
-        r->state[i] = 1u << n | get(&bits, n);
-    }
+    for (unsigned i = 0; i < 1u << *log2; i++)
+        r->state[i] = get_state(&bits);
     if (bits.short_of || get(&bits, bits.n % 8) != 0)
         return NULL;
     return bits.p - bits.n / 8;
@@ -366,11 +389,31 @@ static uint32_t get_gamma(struct reader *r) {
     return (1u << n) + get(r, n) - 1;
 }
 
+/* Symbols and the raw bits below them. */
+static void get_low(struct reader *r, int32_t *q, uint32_t tokens, unsigned shift) {
+    const int32_t half = 1 << shift >> 1, one = 1 << shift;
+    uint32_t t = 0;
+
+    for (; t + 8 <= tokens; t += 8) {
+        uint64_t bits;
+
+        if (r->n < 8 * shift)
+            refill(r);
+        if (r->n < 8 * shift)
+            break;
+        bits = r->bits;
+        for (uint32_t i = 0; i < 8; i++, bits >>= shift)
+            q[t + i] = q[t + i] * one - half + (int32_t)(bits & (uint64_t)(one - 1));
+        r->bits = bits;
+        r->n -= 8 * shift;
+    }
+    for (; t < tokens; t++)
+        q[t] = q[t] * one - half + (int32_t)get(r, shift);
+}
+
 /* Completes a row of symbols. */
 static bool get_raw_row(struct reader *r, int32_t *q, uint32_t tokens, int32_t reach,
                         unsigned shift, bool outer) {
-    int32_t half = 1 << shift >> 1;
-
     for (uint32_t t = 0; outer && t < tokens; t++) {
         if (is_outer(q[t], reach)) {
             uint32_t beyond = get_gamma(r);
@@ -380,8 +423,8 @@ static bool get_raw_row(struct reader *r, int32_t *q, uint32_t tokens, int32_t r
             q[t] += q[t] < 0 ? -(int32_t)beyond : (int32_t)beyond;
         }
     }
-    for (uint32_t t = 0; shift && t < tokens; t++)
-        q[t] = q[t] * (1 << shift) - half + (int32_t)get(r, shift);
+    if (shift)
+        get_low(r, q, tokens, shift);
     return true;
 }
 
@@ -397,15 +440,37 @@ static bool get_payload(struct reader *r, uint8_t *payload, size_t n) {
     return true;
 }
 
+/* The raw bytes that went into the states, to dst; their end, NULL when no encoder left such. */
+static uint8_t *drain_lanes(uint8_t *dst, const uint32_t *state, unsigned lanes) {
+    struct writer w = { .p = dst };
+
+    for (unsigned i = 0; i < lanes; i++)
+        put_state(&w, state[i]);
+    return w.bits ? NULL : w.p;
+}
+
+static bool get_raw(struct reader *r, const struct cst_rans_matrix *m,
+                    const struct cst_rans_book *book, const uint8_t *outer) {
+    if (!get_payload(r, m->payload, m->payload_len))
+        return false;
+    for (uint32_t c = 0; c < m->channels; c++) {
+        unsigned shift = book->shift[m->klass[c]];
+
+        if ((shift || outer[c]) && !get_raw_row(r, m->q + c * m->stride, m->tokens,
+                                                book->table[m->klass[c]]->reach, shift, outer[c]))
+            return false;
+    }
+    return true;
+}
+
 bool cst_rans_decode(const struct cst_rans_matrix *m, const uint8_t *src, size_t len,
                      const struct cst_rans_book *book, struct cst_rans_scratch *scratch,
                      const struct cst_codec_ops *ops) {
     struct cst_rans_rows rows = { m->q, scratch->outer, m->stride, m->tokens, m->channels,
                                   0,    m->klass,       book };
-    const uint8_t *end = src + len;
+    struct reader raw = { .next_end = src + len };
+    uint8_t in_lanes[HEAD_MAX];
     struct cst_rans_reader r;
-    struct reader raw = { 0 };
-    uint8_t in_lanes[2 * CST_RANS_LANES];
     bool beyond_lanes;
     unsigned log2;
 
@@ -415,27 +480,11 @@ bool cst_rans_decode(const struct cst_rans_matrix *m, const uint8_t *src, size_t
     if (!r.in)
         return false;
     rows.lanes = 1u << log2;
-    raw.next = get_rows(&r, &rows, end, scratch, ops);
-    raw.next_end = end;
-    if (!raw.next)
-        return false;
-    beyond_lanes = raw.next < end;
-    for (unsigned i = 0; i < rows.lanes; i++) {
-        if (r.state[i] >> 16 != 1)
-            return false;
-        cst_store16(in_lanes + 2 * (size_t)i, (uint16_t)r.state[i]);
-    }
+    raw.next = get_rows(&r, &rows, src + len, scratch, ops);
     raw.p = in_lanes;
-    raw.end = in_lanes + 2 * (size_t)rows.lanes;
-    if (!get_payload(&raw, m->payload, m->payload_len))
+    raw.end = drain_lanes(in_lanes, r.state, rows.lanes);
+    if (!raw.next || !raw.end)
         return false;
-    for (uint32_t c = 0; c < m->channels; c++) {
-        unsigned shift = book->shift[m->klass[c]];
-
-        if ((shift || scratch->outer[c]) &&
-            !get_raw_row(&raw, m->q + c * m->stride, m->tokens, book->table[m->klass[c]]->reach,
-                         shift, scratch->outer[c]))
-            return false;
-    }
-    return get_end(&raw, beyond_lanes);
+    beyond_lanes = raw.next < raw.next_end;
+    return get_raw(&raw, m, book, scratch->outer) && get_end(&raw, beyond_lanes);
 }

@@ -5,8 +5,8 @@
  * tables. docs/codec-format.md section 6 gives the bytes.
  *
  * The coder runs in up to 32 lanes, token t in lane t % lanes, so that all lanes use one table at a
- * time. What lanes cost is kept below half a percent: their first states carry raw bits that have
- * to be stored anyway, and streams that are too short for many lanes get fewer.
+ * time. Lanes cost next to nothing: their first states carry raw bits that have to be stored
+ * anyway, and streams that are too short for many lanes get fewer.
  *
  * Pure functions without heap; any thread, one workspace a call. The decoder trusts nothing: it
  * reads inside src and writes inside its outputs.
@@ -52,7 +52,7 @@ bool cst_rans_table_init(struct cst_rans_table *table, const uint16_t *frequency
 enum { CST_RANS_BOOK = 96 };
 struct cst_rans_book {
     const struct cst_rans_table *table[CST_RANS_BOOK];
-    uint8_t shift[CST_RANS_BOOK]; /* at most 8 */
+    uint8_t shift[CST_RANS_BOOK]; /* at most 6 */
     uint8_t tag;                  /* below 32, stands in the stream: src[0] >> 3 */
 };
 
@@ -83,6 +83,9 @@ size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m
 bool cst_rans_decode(const struct cst_rans_matrix *m, const uint8_t *src, size_t len,
                      const struct cst_rans_book *book, struct cst_rans_scratch *scratch,
                      const struct cst_codec_ops *ops);
+
+/* Raw bits that a lane takes, about. */
+enum { CST_RANS_LANE_ROOM = 27 };
 
 /* Whether so many lanes, with so many bits of their room unused, cost at most 1/256 of `bits`. */
 bool cst_rans_lanes_pay(uint32_t lanes, size_t holes, uint64_t bits);

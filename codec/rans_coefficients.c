@@ -90,7 +90,7 @@ static uint32_t choose_more(const struct cst_rans_matrix *m, const struct cst_ra
     }
     while (lanes > 1 && (lanes > m->tokens || !cst_rans_lanes_pay(lanes, 0, cost)))
         lanes /= 2;
-    room = 16 * (size_t)lanes;
+    room = CST_RANS_LANE_ROOM * (size_t)lanes;
     for (more = 0; raw < room && more < CST_MIN(m->channels, TAG_MAX); raw += m->tokens) {
         if (m->klass[more++] < MORE_MIN)
             return 0;

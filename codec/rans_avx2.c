@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows of rans.h for AVX2: 8 lanes a register, their table entries by gathers, the words of
+ * those that need one spread over them by a permutation. Fewer lanes go the portable way.
+ */
+#include "codec/dispatch_x86.h"
+
+#include "base/macros.h"
+
+#include <immintrin.h>
+
+/* For each lane the number of lanes below it that take a word, in bytes. */
+static inline __m256i places(unsigned take) {
+    uint64_t ones = _pdep_u64(take, UINT64_C(0x0101010101010101));
+
+    return _mm256_cvtepu8_epi32(
+        _mm_cvtsi64_si128((long long)(ones * UINT64_C(0x0101010101010100))));
+}
+
+struct words {
+    const uint8_t *in;
+    __m256i outer; /* entries of the row, or-ed */
+};
+
+/* The first n of 8 tokens */
+static inline __attribute__((always_inline)) __m256i
+step(__m256i x, uint32_t n, const uint32_t *slot, int32_t *q, struct words *w) {
+    const __m256i low = _mm256_set1_epi32(4095), zero = _mm256_setzero_si256();
+    __m256i entry = _mm256_i32gather_epi32((const int *)slot, _mm256_and_si256(x, low), 4);
+    __m256i offset = _mm256_and_si256(_mm256_srli_epi32(entry, 12), low);
+    __m256i word = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)w->in)), y, take;
+    unsigned taken;
+
+    y = _mm256_mullo_epi32(_mm256_and_si256(entry, low), _mm256_srli_epi32(x, 12));
+    y = _mm256_add_epi32(y, offset);
+    take = _mm256_cmpeq_epi32(_mm256_srli_epi32(y, 16), zero);
+    if (n < 8) {
+        __m256i active = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n),
+                                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+
+        take = _mm256_and_si256(take, active);
+        y = _mm256_blendv_epi8(x, y, active);
+        entry = _mm256_and_si256(entry, active);
+    }
+    _mm256_storeu_si256((void *)q, _mm256_srai_epi32(entry, 25));
+    w->outer = _mm256_or_si256(w->outer, entry);
+    taken = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(take));
+    word = _mm256_permutevar8x32_epi32(word, places(taken));
+    w->in += 2 * (unsigned)_mm_popcnt_u32(taken);
+    return _mm256_blendv_epi8(y, _mm256_or_si256(_mm256_slli_epi32(y, 16), word), take);
+}
+
+/* `registers` is a constant where this is inlined. */
+static inline __attribute__((always_inline)) uint32_t rows_of(struct cst_rans_reader *r,
+                                                              const struct cst_rans_rows *rows,
+                                                              uint32_t row,
+                                                              const uint32_t registers) {
+    struct words w = { .in = r->in };
+    __m256i x[4];
+
+    for (uint32_t i = 0; i < registers; i++)
+        x[i] = _mm256_loadu_si256((const void *)(r->state + 8 * i));
+    for (; row < rows->channels && w.in <= r->limit; row++) {
+        const uint32_t *slot = rows->book->table[rows->klass[row]]->slot;
+        int32_t *q = rows->q + row * rows->stride;
+        uint32_t t = 0;
+
+        w.outer = _mm256_setzero_si256();
+        for (; t + 8 * registers <= rows->tokens; t += 8 * registers) {
+            for (uint32_t i = 0; i < registers; i++)
+                x[i] = step(x[i], 8, slot, q + t + 8 * i, &w);
+        }
+        for (uint32_t i = 0; i < registers; i++, t += 8) {
+            if (t < rows->tokens)
+                x[i] = step(x[i], CST_MIN(8, rows->tokens - t), slot, q + t, &w);
+        }
+        rows->outer[row] = !_mm256_testz_si256(w.outer, _mm256_set1_epi32(1 << 24));
+    }
+    for (uint32_t i = 0; i < registers; i++)
+        _mm256_storeu_si256((void *)(r->state + 8 * i), x[i]);
+    r->in = w.in;
+    return row;
+}
+
+uint32_t cst_avx2_rans_rows(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
+                            uint32_t row) {
+    if (rows->lanes == 32)
+        return rows_of(r, rows, row, 4);
+    if (rows->lanes == 16)
+        return rows_of(r, rows, row, 2);
+    if (rows->lanes == 8)
+        return rows_of(r, rows, row, 1);
+    return cst_rans_rows_portable(r, rows, row);
+}
