@@ -8,6 +8,7 @@
 #include "base/le.h"
 #include "base/macros.h"
 
+#include <math.h>
 #include <string.h>
 
 _Static_assert(CST_DTYPES == 4, "a function for each dtype");
@@ -94,6 +95,19 @@ static bool halves(float *x, const uint8_t *src, float unit, size_t n) {
         x[i] = cst_f16_to_f32(half) * unit;
     }
     return finite;
+}
+
+static void from_steps(float *x, const int32_t *q, const float *step, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)q[i] * step[i];
+}
+
+static void to_steps(int32_t *q, const float *x, const float *inverse, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float y = x[i] * inverse[i];
+
+        q[i] = (int32_t)(y + copysignf(0.5f, y));
+    }
 }
 
 static void affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
@@ -221,6 +235,8 @@ static const struct cst_codec_ops portable = {
     .quantize = quantize,
     .unpack = unpack,
     .halves = halves,
+    .from_steps = from_steps,
+    .to_steps = to_steps,
     .affine = affine,
     .affine_group = affine_group,
     .hadamard = hadamard,

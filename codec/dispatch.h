@@ -45,6 +45,11 @@ struct cst_codec_ops {
     /* n fp16 values times unit; false when one of them is not finite. */
     bool (*halves)(float *x, const uint8_t *src, float unit, size_t n);
 
+    /* x[i] = q[i] * step[i]; and q[i] = x[i] * inverse[i] rounded half away from zero, where that
+     * is below 2^30 */
+    void (*from_steps)(float *x, const int32_t *q, const float *step, size_t n);
+    void (*to_steps)(int32_t *q, const float *x, const float *inverse, size_t n);
+
     /* x[i] = codes[i] * scale[i] + zero[i], or with one scale and zero */
     void (*affine)(float *x, const uint8_t *codes, const float *scale, const float *zero, size_t n);
     void (*affine_group)(float *x, const uint8_t *codes, float scale, float zero, size_t n);

@@ -238,6 +238,32 @@ static inline __m256i eight_codes(const uint8_t *codes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)codes));
 }
 
+void cst_avx2_from_steps(float *x, const int32_t *q, const float *step, size_t n) {
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 y = _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(q + i)));
+
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(y, _mm256_loadu_ps(step + i)));
+    }
+    if (i < n)
+        cst_codec_ops_portable()->from_steps(x + i, q + i, step + i, n - i);
+}
+
+void cst_avx2_to_steps(int32_t *q, const float *x, const float *inverse, size_t n) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), half = _mm256_set1_ps(0.5f);
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(inverse + i));
+
+        y = _mm256_add_ps(y, _mm256_or_ps(half, _mm256_and_ps(y, sign)));
+        _mm256_storeu_si256((void *)(q + i), _mm256_cvttps_epi32(y));
+    }
+    if (i < n)
+        cst_codec_ops_portable()->to_steps(q + i, x + i, inverse + i, n - i);
+}
+
 void cst_avx2_affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
                      size_t n) {
     size_t i = 0;
@@ -601,6 +627,8 @@ const struct cst_codec_ops cst_codec_avx2_table = {
     .quantize = cst_avx2_quantize,
     .unpack = cst_avx2_unpack,
     .halves = cst_avx2_halves,
+    .from_steps = cst_avx2_from_steps,
+    .to_steps = cst_avx2_to_steps,
     .affine = cst_avx2_affine,
     .affine_group = cst_avx2_affine_group,
     .hadamard = cst_avx2_hadamard,

@@ -30,6 +30,18 @@ static inline __m512i codes_16(const uint8_t *codes) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)codes));
 }
 
+static void from_steps(float *x, const int32_t *q, const float *step, size_t n) {
+    size_t i = 0;
+
+    for (; i + 16 <= n; i += 16) {
+        __m512 y = _mm512_cvtepi32_ps(_mm512_loadu_si512(q + i));
+
+        _mm512_storeu_ps(x + i, _mm512_mul_ps(y, _mm512_loadu_ps(step + i)));
+    }
+    if (i < n)
+        cst_avx2_from_steps(x + i, q + i, step + i, n - i);
+}
+
 static void affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
                    size_t n) {
     size_t i = 0;
@@ -211,6 +223,8 @@ const struct cst_codec_ops cst_codec_avx512_table = {
     .quantize = cst_avx2_quantize,
     .unpack = unpack,
     .halves = cst_avx2_halves,
+    .from_steps = from_steps,
+    .to_steps = cst_avx2_to_steps,
     .affine = affine,
     .affine_group = affine_group,
     .hadamard = cst_avx2_hadamard,

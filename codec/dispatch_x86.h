@@ -19,6 +19,8 @@ uint32_t cst_avx2_largest(const float *x, size_t n);
 void cst_avx2_quantize(int8_t *q, const float *x, float scale, size_t n);
 void cst_avx2_unpack(uint8_t *codes, const uint8_t *src, size_t n, unsigned bits);
 bool cst_avx2_halves(float *x, const uint8_t *src, float unit, size_t n);
+void cst_avx2_from_steps(float *x, const int32_t *q, const float *step, size_t n);
+void cst_avx2_to_steps(int32_t *q, const float *x, const float *inverse, size_t n);
 void cst_avx2_affine(float *x, const uint8_t *codes, const float *scale, const float *zero,
                      size_t n);
 void cst_avx2_affine_group(float *x, const uint8_t *codes, float scale, float zero, size_t n);

@@ -105,6 +105,21 @@ enum cst_coded_flag {
                                 channels of a token */
 };
 
+/* Head of a KLT stream; sinks follow, then what codec/rans.h makes of coefficients and gains. */
+struct cst_klt_header {
+    uint8_t flags; /* enum cst_klt_flag */
+    uint8_t reserved[3];
+    struct cst_le32 step; /* float */
+    struct cst_le32 rope; /* UNROTATED: cst_rope_id() of the layer; else 0 */
+};
+_Static_assert(sizeof(struct cst_klt_header) == 12, "docs/codec-format.md section 4.9");
+
+enum cst_klt_flag {
+    CST_KLT_UNROTATED = 1, /* K turned back to position 0 */
+    CST_KLT_GAINS = 2,     /* each token has a factor of the step */
+    CST_KLT_PREDICTED = 4  /* residuals, in the basis of residuals */
+};
+
 enum {
     CST_CODED_EXPONENT_MIN = -126,
     CST_CODED_EXPONENT_MAX = 80, /* nothing decoded reaches infinity before it is rounded */

@@ -11,7 +11,9 @@
 #include "codec/dtype.h"
 #include "codec/format.h"
 #include "codec/frame_layout.h"
+#include "codec/klt.h"
 #include "codec/preset.h"
+#include "codec/side.h"
 #include "codec/stage.h"
 
 #include "base/crc32c.h"
@@ -32,6 +34,7 @@ struct encoder {
     struct cst_codec_work work;
     uint8_t *frame;
     bool layered;
+    bool leans;  /* on side data */
     uint64_t at; /* end of the streams so far */
     uint32_t stream;
     float error;
@@ -56,7 +59,6 @@ static void stream_end(struct encoder *e, struct cst_stream s) {
            sizeof(entry));
     e->stream++;
     e->at += s.length;
-    e->error = CST_MAX(e->error, s.error);
 }
 
 /* The checksum of a block is run over each segment right after it was coded, while it is in the
@@ -69,6 +71,11 @@ static void add_crc(struct encoder *e, const uint8_t *block, uint32_t i, const u
         e->block_crc = cst_crc32c(e->block_crc, decoded, e->desc->segments[i].length);
 }
 
+/* Where a step table lets a tensor err more or less than others. */
+static float weight_of(const struct encoder *e, const struct cst_segment *seg, uint8_t stage) {
+    return stage == CST_STAGE_KLT ? cst_klt_weight(e->params->side, seg->layer, seg->tensor) : 1;
+}
+
 static void encode_segments(struct encoder *e, const uint8_t *block) {
     for (uint32_t k = 0; k < e->desc->n_segments; k++) {
         uint32_t i = e->work.order[k];
@@ -79,6 +86,8 @@ static void encode_segments(struct encoder *e, const uint8_t *block) {
         const uint8_t *src = block + seg->offset;
         struct cst_stream out = cst_stream_encode(stream_start(e), src, &s, &e->work);
 
+        e->leans |= out.stage == CST_STAGE_KLT;
+        e->error = CST_MAX(e->error, out.error / weight_of(e, seg, out.stage));
         if (!e->layered)
             add_crc(e, block, i, out.lossy ? e->work.a : src);
         stream_end(e, out);
@@ -118,6 +127,10 @@ static void put_header(const struct encoder *e) {
     cst_store32(&h.block_crc, e->block_crc);
     cst_store32(&h.layout_crc, cst_layout_crc(e->desc));
     cst_store32(&h.n_streams, e->stream);
+    if (e->leans) {
+        cst_store16(&h.side_version, (uint16_t)p->side->version);
+        cst_store32(&h.side_check, p->side->check);
+    }
     cst_store32(&h.table_crc,
                 cst_crc32c(0, e->frame + sizeof(h), e->stream * sizeof(struct cst_stream_entry)));
     cst_store32(&h.header_crc, cst_crc32c(0, &h, offsetof(struct cst_frame_header, header_crc)));
@@ -138,6 +151,8 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
 
     if (!params_ok(params, desc))
         return CST_CODEC_E_PRESET;
+    if (!params->side && cst_preset_needs_side(params->preset))
+        return CST_CODEC_E_SIDE;
     if (cap < cst_frame_bound(desc) ||
         !cst_codec_work_init(&e.work, desc, params->preset, work, work_len))
         return CST_CODEC_E_SMALL;

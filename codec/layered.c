@@ -3,13 +3,20 @@
  * Which module prepares the presets of layered frames, whose streams lean on one another. No state;
  * any thread.
  */
+#include "codec/codec.h"
+#include "codec/format.h"
+#include "codec/klt.h"
 #include "codec/preset.h"
 #include "codec/stage.h"
 
 size_t cst_dense_work_size(const struct cst_descriptor *desc, uint32_t preset) {
-    (void)desc;
-    (void)preset;
-    return 0;
+    switch (preset) {
+    case CST_PRESET_KLT:
+    case CST_PRESET_DEEP:
+        return cst_klt_work_size(desc, preset == CST_PRESET_DEEP);
+    default:
+        return 0;
+    }
 }
 
 bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_position,
@@ -17,15 +24,20 @@ bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_pos
     (void)block;
     (void)tokens;
     (void)first_position;
-    (void)w;
-    return cst_preset_is_layered(preset);
+    switch (preset) {
+    case CST_PRESET_KLT:
+    case CST_PRESET_DEEP:
+        return cst_klt_begin(w, preset == CST_PRESET_DEEP);
+    default:
+        return cst_preset_is_layered(preset);
+    }
 }
 
 bool cst_layered_skip(const struct cst_stage_segment *s, uint8_t stage, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w) {
-    (void)s;
-    (void)src;
-    (void)len;
-    (void)w;
-    return cst_stage_known(stage, true);
+    if (w->preset != CST_PRESET_DEEP || !s->view)
+        return cst_stage_known(stage, true);
+    if (stage == CST_STAGE_KLT)
+        return cst_klt_decode(NULL, s, src, len, w);
+    return cst_stream_decode(w->a, s->length, s, stage, src, len, w);
 }

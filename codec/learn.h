@@ -5,8 +5,8 @@
  *
  * Predictors are learned layer by layer on values as the codec will reconstruct them (quantized at
  * `step`, predicted from reconstructed ones), by ridge regression. They are taken only where there
- * are enough tokens and where the last quarter of the blocks, left out of a first fit, would take
- * fewer bits with them.
+ * are enough tokens and where, in cross-validation, tokens that they weren't fitted to take fewer
+ * bits with them.
  *
  * Pure and deterministic on one machine; the caller's workspace; any thread. Takes seconds for a
  * small model and thousands of tokens: a background job. It polls *stop, and reads each block about
@@ -55,8 +55,8 @@ struct cst_learn_params {
 struct cst_learn_report {
     uint32_t tokens;             /* used */
     uint32_t tensors, predicted; /* with a basis; of them with a predictor */
-    /* Bits a value at `step` of tokens that were left out, by the entropy of normal variables:
-     * with bases alone, and with predictors where they are taken. 0 without a validation split. */
+    /* Bits a value at `step` by the entropy of normal variables, cross-validated: with bases
+     * alone, and with predictors where they are taken. */
     float bits_klt, bits_deep;
 };
 

@@ -32,6 +32,8 @@ static const struct row {
     [CST_PRESET_TURBOQUANT] = { "turboquant",
                                 { CST_STAGE_LLOYD, .bits = TURBOQUANT_BITS },
                                 { CST_STAGE_LLOYD, .bits = TURBOQUANT_BITS } },
+    [CST_PRESET_KLT] = { "klt", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
+    [CST_PRESET_DEEP] = { "deep", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
 };
 
 const char *cst_preset_name(uint32_t preset) {

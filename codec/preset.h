@@ -24,3 +24,7 @@ struct cst_recipe cst_preset_recipe(const struct cst_encode_params *params, uint
 static inline bool cst_preset_is_layered(uint32_t preset) {
     return preset >= CST_PRESET_JOLT && preset <= CST_PRESET_DEEP;
 }
+
+static inline bool cst_preset_needs_side(uint32_t preset) {
+    return preset == CST_PRESET_KLT || preset == CST_PRESET_DEEP;
+}

@@ -59,6 +59,7 @@ struct cst_side_tensor {
     uint8_t sources; /* bits of enum cst_side_source */
     struct cst_side_basis residual;
     const float *predictor;
+    const float *offset; /* [channels] what is added to inputs that are not less their means */
 };
 
 /* Parsed and checked; lies in the caller's memory, as does what it points to. */

@@ -13,8 +13,9 @@
 
 enum {
     CST_SIDE_FORMAT = 1,
-    CST_SIDE_ALIGN = 16,     /* sections start at multiples of this */
-    CST_SIDE_WIDTH_MAX = 256 /* channels that share a basis */
+    CST_SIDE_ALIGN = 16,      /* sections start at multiples of this */
+    CST_SIDE_WIDTH_MAX = 256, /* channels that share a basis */
+    CST_SIDE_CHANNELS_MAX = 16384
 };
 
 /* The first 6 bytes stay what they are in every format. */
@@ -31,7 +32,7 @@ struct cst_side_header {
 };
 _Static_assert(sizeof(struct cst_side_header) == 32, "docs/codec-format.md section 10");
 
-/* By kind, then layer, then tensor, rising; sections follow in the same order without gaps but the
+/* By layer, then tensor, then kind, rising; sections follow in the same order without gaps but the
  * zeros up to the next multiple of CST_SIDE_ALIGN. */
 struct cst_side_entry {
     uint8_t kind, tensor;
@@ -63,6 +64,9 @@ uint32_t cst_side_model(const struct cst_descriptor *desc);
 /* Channels of a layer's K or V; 0 for tensors that side data can't describe. */
 uint32_t cst_side_channels(const struct cst_descriptor *desc, uint32_t layer, uint8_t tensor);
 
+/* Channels of the widest tensor. */
+uint32_t cst_side_most(const struct cst_descriptor *desc);
+
 /* The widest groups, and then the most sources, that stay within CST_SIDE_BYTES_MAX. */
 struct cst_side_plan {
     uint32_t width;  /* 0: not even bases fit */
@@ -90,4 +94,19 @@ static inline struct cst_side_span cst_side_seen(uint32_t from, uint32_t from_wi
     uint32_t n = cst_side_groups(channels, width), m = cst_side_groups(from, from_width);
 
     return m ? cst_side_group(from, from_width, g * m / n) : (struct cst_side_span){ 0, 0 };
+}
+
+/* The tensor that `source` of a tensor means, of those in [2 * layers]; NULL: there is none, or
+ * nothing is known of it. */
+static inline const struct cst_side_tensor *
+cst_side_source(const struct cst_side_tensor *all, uint32_t layer, uint8_t tensor, int source) {
+    const struct cst_side_tensor *from;
+
+    if (source == CST_SIDE_FROM_K && tensor == 1)
+        from = &all[2 * layer];
+    else if (layer == 0)
+        return NULL;
+    else
+        from = &all[2 * layer - (source == CST_SIDE_FROM_K ? 2 : 1)];
+    return from->channels ? from : NULL;
 }

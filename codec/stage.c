@@ -5,8 +5,10 @@
  * thread.
  */
 #include "codec/stage.h"
+#include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/format.h"
+#include "codec/klt.h"
 #include "codec/preset.h"
 
 #include <string.h>
@@ -46,12 +48,14 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
         s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
     else if (recipe.stage == CST_STAGE_LLOYD)
         s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, true, w, &s.error);
+    else if (recipe.stage == CST_STAGE_KLT)
+        s.length = cst_klt_encode(dst, src, seg, w, &s.error);
     return s;
 }
 
-struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
-                                    const struct cst_stage_segment *s,
-                                    const struct cst_codec_work *w) {
+static struct cst_stream encode_segment(uint8_t *dst, const uint8_t *seg,
+                                        const struct cst_stage_segment *s,
+                                        const struct cst_codec_work *w) {
     uint32_t preset = w->params->preset;
     struct cst_stream out;
 
@@ -69,11 +73,20 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
     return out.length ? out : cst_stream_encode_bytes(dst, seg, s->length, preset, w);
 }
 
+struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
+                                    const struct cst_stage_segment *s,
+                                    const struct cst_codec_work *w) {
+    struct cst_stream out = encode_segment(dst, seg, s, w);
+
+    if (w->preset == CST_PRESET_DEEP && out.stage != CST_STAGE_KLT)
+        cst_klt_note(seg, s, w);
+    return out;
+}
+
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 bool cst_stage_known(uint8_t stage, bool layered) {
-    (void)layered;
-    return stage <= CST_STAGE_LLOYD;
+    return stage <= CST_STAGE_LLOYD || (layered && stage == CST_STAGE_KLT);
 }
 
 bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
@@ -83,13 +96,16 @@ bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
     case CST_STAGE_GROUPS:
     case CST_STAGE_LLOYD:
         return len >= sizeof(*head) && head->flags & CST_CODED_UNROTATED;
+    case CST_STAGE_KLT:
+        return cst_klt_is_unrotated(src, len);
     default:
         return false;
     }
 }
 
-bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment *seg, uint8_t stage,
-                       const uint8_t *src, size_t len, const struct cst_codec_work *w) {
+static bool decode_segment(uint8_t *dst, uint64_t n, const struct cst_stage_segment *seg,
+                           uint8_t stage, const uint8_t *src, size_t len,
+                           const struct cst_codec_work *w) {
     switch (stage) {
     case CST_STAGE_RAW:
         if (len == n)
@@ -108,9 +124,21 @@ bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment 
         return seg && seg->view && cst_groups_decode(dst, seg, src, len, w);
     case CST_STAGE_LLOYD:
         return seg && seg->view && cst_lloyd_decode(dst, seg, src, len, w);
+    case CST_STAGE_KLT:
+        return seg && seg->view && (w->preset == CST_PRESET_KLT || w->preset == CST_PRESET_DEEP) &&
+               cst_klt_decode(dst, seg, src, len, w);
     default:
         return false;
     }
+}
+
+bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment *seg, uint8_t stage,
+                       const uint8_t *src, size_t len, const struct cst_codec_work *w) {
+    if (!decode_segment(dst, n, seg, stage, src, len, w))
+        return false;
+    if (w->preset == CST_PRESET_DEEP && seg && stage != CST_STAGE_KLT)
+        cst_klt_note(dst, seg, w);
+    return true;
 }
 
 /* ---- another position ------------------------------------------------------------------------ */

@@ -15,6 +15,7 @@
 
 struct cst_codec_work {
     const struct cst_codec_ops *ops;
+    uint32_t preset; /* that the workspace is laid out for */
     const struct cst_descriptor *desc;
     const struct cst_encode_params *params; /* NULL while decoding */
     const struct cst_side *side;            /* NULL: none */

@@ -79,6 +79,7 @@ bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *
         return false;
     *w = (struct cst_codec_work){
         .ops = cst_codec_ops(),
+        .preset = preset,
         .desc = desc,
         .huff = work,
         .order = (void *)order,

@@ -11,6 +11,7 @@
  */
 #include "codec/codec.h"
 #include "codec/format.h"
+#include "codec/preset.h"
 #include "codec/stage.h"
 
 #include "base/crc32c.h"
@@ -209,7 +210,7 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
         struct cst_frame_info info;
         size_t len;
 
-        if (!cst_preset_name(p.preset))
+        if (!cst_preset_name(p.preset) || cst_preset_needs_side(p.preset))
             continue;
         if (p.preset == CST_PRESET_TURBOQUANT && size > 2)
             p.bits_k = data[2] % 9, p.bits_v = data[2] / 9 % 9;

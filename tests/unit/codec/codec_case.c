@@ -195,7 +195,7 @@ int case_decode(struct case_block *c, uint32_t first_layer, uint32_t n_layers) {
 
 int case_decode_at(struct case_block *c, uint32_t first_layer, uint32_t n_layers,
                    uint32_t position) {
-    const struct cst_decode_params params = { first_layer, n_layers, position, NULL };
+    const struct cst_decode_params params = { first_layer, n_layers, position, c->side };
 
     memset(c->out, 0xa5, c->desc.block_bytes);
     return cst_frame_decode(c->out, c->desc.block_bytes, c->frame, c->frame_len, &c->desc, &params,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codec/codec.h"
+#include "codec/preset.h"
 #include "codec/stage.h"
 
 #include "base/random.h"
@@ -31,6 +32,7 @@ struct case_block {
     size_t cap, frame_len;
     void *work;
     size_t work_len;
+    const struct cst_side *side; /* for decoding; the test's */
 };
 
 /* Fills the block with zeros. free: NULL ok. room: a new workspace after a change
@@ -63,10 +65,10 @@ int case_decode(struct case_block *c, uint32_t first_layer, uint32_t n_layers);
 int case_decode_at(struct case_block *c, uint32_t first_layer, uint32_t n_layers,
                    uint32_t position);
 
-/* Every preset from `first` on. */
+/* Every preset from `first` on that needs no side data. */
 #define CASE_EACH_PRESET(preset, first)                                                            \
     for (uint32_t preset = (first); preset < CST_PRESETS; preset++)                                \
-        if (cst_preset_name(preset))
+        if (cst_preset_name(preset) && !cst_preset_needs_side(preset))
 
 /* Segment i of a case for its stages, which work in the case's own workspace. */
 struct case_stage {
