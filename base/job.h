@@ -17,6 +17,8 @@ struct cst_job {
 enum cst_job_priority {
     CST_JOB_FETCH,      /* somebody waits: commit copies, decodes */
     CST_JOB_BACKGROUND, /* nobody waits: encode, scrub, prefault */
+    CST_JOB_LONG,       /* takes seconds: learning; runs beside the others, one at a time */
+    CST_JOB_PRIORITIES
 };
 
 /* submit() never fails: the pool links the job, it allocates nothing. */

@@ -55,7 +55,7 @@ struct cst_namespace {
     char name[];
 };
 
-/* Everything but link, refs, open, generation, handle and work is constant after opening. */
+/* Everything but link, refs, open, generation, handle, sides and work is constant after opening. */
 struct cistern_space {
     struct cst_list link; /* client.spaces, from open until the last reference is gone */
     cistern_client *client;
@@ -69,7 +69,8 @@ struct cistern_space {
     uint8_t *canonical;                /* owned */
     size_t canonical_size;
     uint8_t fingerprint[32], root[32];
-    void *work; /* owned: a codec workspace nobody uses right now, or NULL */
+    struct cst_list sides; /* client_side.c */
+    void *work;            /* owned: a codec workspace nobody uses right now, or NULL */
 };
 
 struct cistern_lease {

@@ -14,6 +14,7 @@
  */
 #include "base/mem.h"
 #include "client/client_plan.h"
+#include "client/client_side.h"
 #include "codec/codec.h"
 #include "proto/record.h"
 
@@ -543,25 +544,38 @@ static int32_t decode_status(int r) {
     case CST_CODEC_E_VERSION:
         return cst_client_fail(CISTERN_E_UNSUPPORTED,
                                "the frame has a version that is not known here");
-    case CST_CODEC_E_SIDE:
-        return cst_client_fail(
-            CISTERN_E_UNSUPPORTED,
-            "the frame needs side data that are not at hand; acquire it decoded");
     default:
         return cst_client_fail(CISTERN_E_CORRUPT, "the frame does not decode; treat it as a miss");
     }
 }
 
+/* Those that the frame refers to, if any; to be put back. */
+static int32_t side_get(const cistern_lease *lease, struct cst_client_side **out) {
+    struct cst_frame_info info;
+
+    if (cst_frame_inspect(lease->data, lease->size, &info) || !info.side_version)
+        return CISTERN_OK; /* decoding says what is wrong with it */
+    return cst_client_side_get(lease->space, info.side_version, info.side_check, out);
+}
+
 static int32_t decode(const cistern_lease *lease, void *block, size_t size) {
     enum { ALIGN = 64 };
+    struct cst_client_side *side = NULL;
     const struct cst_descriptor *descriptor = lease->space->descriptor;
     struct cst_decode_params params = CST_DECODE_ALL;
     size_t work_size = cst_codec_work_size_max(descriptor);
-    uint8_t *work = work_get(lease->space, work_size + ALIGN);
+    int32_t status = side_get(lease, &side);
+    uint8_t *work;
     int r;
 
-    if (!work)
+    if (status)
+        return status;
+    work = work_get(lease->space, work_size + ALIGN);
+    if (!work) {
+        cst_client_side_put(lease->space, side);
         return cst_client_fail_status(CISTERN_E_NO_MEMORY);
+    }
+    params.side = cst_client_side_parsed(side);
     params.first_layer = lease->layer_first;
     if (lease->layer_count)
         params.n_layers = lease->layer_count;
@@ -570,6 +584,7 @@ static int32_t decode(const cistern_lease *lease, void *block, size_t size) {
     r = cst_frame_decode(block, size, lease->data, lease->size, descriptor, &params,
                          (void *)cst_align_up((uintptr_t)work, ALIGN), work_size);
     work_put(lease->space, work);
+    cst_client_side_put(lease->space, side);
     return decode_status(r);
 }
 

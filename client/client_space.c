@@ -11,6 +11,7 @@
 #include "base/layout.h"
 #include "base/mem.h"
 #include "client/client.h"
+#include "client/client_side.h"
 #include "proto/key.h"
 #include "proto/status.h"
 
@@ -167,6 +168,7 @@ static cistern_space *space_free(cistern_space *space) {
     (void)cst_descriptor_free(space->descriptor);
     (void)cst_free(space->canonical);
     (void)cst_free(space->work);
+    cst_client_side_free_all(space);
     return cst_free(space);
 }
 CST_DEFINE_FREEP(cistern_space, space_free)
@@ -217,6 +219,7 @@ static int32_t space_new(cistern_space **out, cistern_client *c,
     if (!space)
         return cst_client_fail_status(CISTERN_E_NO_MEMORY);
     cst_list_init(&space->link);
+    cst_list_init(&space->sides);
     space->client = c;
     space->refs = 1;
     space->open = true;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "base/mem.h"
+#include "codec/side.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -73,6 +74,12 @@ const struct cst_config_row cst_config_rows[] = {
         "block that misses its class's error bound gets a safer one, in the end lossless."),
     PRESET(preset_small_loss, "The same for class small-loss."),
     PRESET(preset_cold, "The same for class cold."),
+    BYTES(side_data, 0, CST_SIDE_BYTES_MAX, "64MiB", "How large the learned tables of one space may "
+        "get, part of memory. 0: nothing is learned."),
+    TIME(learn_wait, 0, DAY, "10s", false, "A lossy space whose tables are not learned yet encodes "
+        "nothing before no block has come for this long, unless memory is short: more blocks are "
+        "more to learn from."),
+    UIDS(side_data_uids, "", true, "Uids that may put side data. Empty: in a namespace uid-N, N."),
     COUNT(workers, 0, 256, "0", false, "Worker threads. 0: one per core."),
     BYTES(staging, MIB, TIB, "64MiB", "Staging memory of one connection, at least 4 blocks; less "
         "when little is left."),

@@ -48,6 +48,8 @@ struct cst_config {
     uint64_t leases, leases_per_uid, leases_total;
     uint64_t hello_timeout, send_timeout, retire_timeout, stop_timeout;
     uint64_t log_level, dumpable;
+    uint64_t side_data, learn_wait;
+    struct cst_uids side_data_uids;
     char preset_near_lossless[32], preset_small_loss[32], preset_cold[32];
     struct cst_uids admin_uids, public_writers;
     size_t n_rules;

@@ -3,6 +3,7 @@
 #include "daemon/call.h"
 
 #include "daemon/event.h"
+#include "daemon/upload.h"
 #include "proto/key.h"
 
 #include <stdio.h>
@@ -116,6 +117,7 @@ static struct cst_handle *open_space(struct cst_call *call, const Cistern__V1__S
 void cst_req_space_open(struct cst_call *call, const ProtobufCMessage *message) {
     const Cistern__V1__SpaceOpen *open = (const void *)message;
     Cistern__V1__SpaceOpenReply reply = CISTERN__V1__SPACE_OPEN_REPLY__INIT;
+    struct cst_side_record sides[CST_SIDES_MAX];
     cst_auto(free_descriptor) struct cst_descriptor *desc = NULL;
     struct cst_namespace *ns;
     struct cst_handle *handle;
@@ -139,6 +141,9 @@ void cst_req_space_open(struct cst_call *call, const ProtobufCMessage *message) 
     reply.block_bytes = cst_space_descriptor(handle->space)->block_bytes;
     reply.block_tokens = cst_space_descriptor(handle->space)->block_tokens;
     reply.presets = cst_space_presets(handle->space);
+    reply.sides =
+        (ProtobufCBinaryData){ .len = cst_side_records(handle->space, sides) * sizeof(*sides),
+                               .data = (void *)sides };
     reply.fingerprint =
         (ProtobufCBinaryData){ .len = 32,
                                .data = (uint8_t *)(uintptr_t)cst_space_fingerprint(handle->space) };

@@ -51,6 +51,10 @@ void cst_req_stats(struct cst_call *call, const ProtobufCMessage *message) {
     COPY(leases);
     COPY(reserved);
     COPY(pinned_blocks);
+    COPY(fallbacks);
+    COPY(recodes);
+    COPY(side_bytes);
+    COPY(sides_learned);
 #undef COPY
     cst_reply(call, &reply.base);
 }

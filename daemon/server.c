@@ -74,6 +74,8 @@ static int make_store(struct cst_server *server) {
         .max_age_ns = c->max_age,
         .pin_bytes = c->pin,
         .spaces_max = (uint32_t)c->spaces,
+        .side_bytes = CST_MAX(c->side_data, UINT64_C(1)),
+        .learn_wait_ns = c->learn_wait,
         .policy = policies[c->policy],
     };
     const struct cst_store_env env = {
@@ -349,6 +351,8 @@ struct cst_server *cst_server_free(struct cst_server *server) {
     close_listeners(server);
     cst_timer_stop(&server->tick);
     end_sessions(server);
+    if (server->store)
+        cst_store_stop(server->store);
     drain_jobs(server);
     cst_timer_stop(&server->retire_timer);
     cst_timer_stop(&server->stop_timer);
@@ -383,6 +387,7 @@ void cst_server_stop(struct cst_server *server) {
     if (server->draining)
         return;
     server->draining = true;
+    cst_store_stop(server->store);
     close_listeners(server);
     cst_timer_stop(&server->tick);
     push.status = CST_STATUS_DRAINING;

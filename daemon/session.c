@@ -22,6 +22,7 @@
 #include "daemon/lease.h"
 #include "daemon/share.h"
 #include "daemon/slot.h"
+#include "daemon/upload.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -279,6 +280,7 @@ void cst_session_end(struct cst_session *s) {
     cst_event_unsubscribe_all(s);
     cst_lease_release_all(s);
     cst_slot_abort_all(s);
+    cst_upload_drop(s);
     cst_share_drop_all(s);
     cst_handle_close_all(s);
     cst_charge_drop(&s->connection);

@@ -14,6 +14,7 @@
 #include "daemon/staging.h"
 
 struct cst_queued;
+struct cst_upload;
 
 struct cst_session {
     struct cst_server *server;
@@ -52,6 +53,7 @@ struct cst_session {
     struct cst_list holds;     /* share.c */
     struct cst_list subscriptions;
     struct cst_staging staging;
+    struct cst_upload *upload; /* req_side.c; NULL: none */
 };
 
 /* Serves fd; takes it on 0. A peer that may not come in gets a session that answers its first

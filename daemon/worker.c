@@ -21,6 +21,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 struct cst_workers {
@@ -29,13 +30,13 @@ struct cst_workers {
     struct cst_io done_io;
     void (*thread_start)(void);
     pthread_mutex_t lock;
-    pthread_cond_t wake;
-    struct cst_list queues[2];
+    pthread_cond_t wake, wake_long;
+    struct cst_list queues[CST_JOB_PRIORITIES];
     struct cst_list finished;
     unsigned n, background, background_max; /* threads; background jobs that run; of them at most */
     bool stop;
-    size_t open; /* jobs from submit to done; loop thread only */
-    pthread_t threads[];
+    size_t open;         /* jobs from submit to done; loop thread only */
+    pthread_t threads[]; /* the last one runs long jobs */
 };
 
 /* NULL: nothing that may run now. Called with the lock. */
@@ -92,6 +93,33 @@ static void *work(void *arg) {
     return NULL;
 }
 
+/* Long jobs have a thread of their own, and give way to everything else. */
+static void *work_long(void *arg) {
+    struct cst_workers *w = arg;
+    struct cst_list *first;
+
+    (void)prctl(PR_SET_NAME, "cistern-long");
+    (void)setpriority(PRIO_PROCESS, 0, 19); /* of this thread: Linux */
+    if (w->thread_start)
+        w->thread_start();
+    (void)pthread_mutex_lock(&w->lock);
+    while ((first = cst_list_first(&w->queues[CST_JOB_LONG])) || !w->stop) {
+        struct cst_job *job = first ? cst_list_entry(first, struct cst_job, link) : NULL;
+
+        if (!job) {
+            (void)pthread_cond_wait(&w->wake_long, &w->lock);
+            continue;
+        }
+        cst_list_unlink(first);
+        (void)pthread_mutex_unlock(&w->lock);
+        job->run(job);
+        (void)pthread_mutex_lock(&w->lock);
+        finish(w, job, false);
+    }
+    (void)pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
 static void submit(struct cst_jobs *jobs, struct cst_job *job, enum cst_job_priority priority) {
     struct cst_workers *w = cst_container_of(jobs, struct cst_workers, jobs);
 
@@ -99,7 +127,7 @@ static void submit(struct cst_jobs *jobs, struct cst_job *job, enum cst_job_prio
     (void)pthread_mutex_lock(&w->lock);
     cst_list_init(&job->link);
     cst_list_append(&w->queues[priority], &job->link);
-    (void)pthread_cond_signal(&w->wake);
+    (void)pthread_cond_signal(priority == CST_JOB_LONG ? &w->wake_long : &w->wake);
     (void)pthread_mutex_unlock(&w->lock);
 }
 
@@ -127,13 +155,13 @@ static void run_done(struct cst_io *io, uint32_t events) {
 }
 
 /* Signals belong to the loop thread: workers start with all of them blocked. */
-static int start_thread(struct cst_workers *w) {
+static int start_thread(struct cst_workers *w, void *(*run)(void *)) {
     sigset_t all, old;
     int r;
 
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &old);
-    r = pthread_create(&w->threads[w->n], NULL, work, w);
+    r = pthread_create(&w->threads[w->n], NULL, run, w);
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (r)
         return cst_err(-r);
@@ -143,7 +171,7 @@ static int start_thread(struct cst_workers *w) {
 
 int cst_workers_new(struct cst_workers **out, struct cst_loop *loop, unsigned n,
                     void (*thread_start)(void)) {
-    struct cst_workers *w = cst_calloc(1, sizeof(*w) + n * sizeof(w->threads[0]));
+    struct cst_workers *w = cst_calloc(1, sizeof(*w) + (n + 1UL) * sizeof(w->threads[0]));
     int fd, r;
 
     assert(n >= 1);
@@ -156,15 +184,19 @@ int cst_workers_new(struct cst_workers **out, struct cst_loop *loop, unsigned n,
     w->background_max = n > 1 ? n - 1 : 1;
     cst_list_init(&w->queues[CST_JOB_FETCH]);
     cst_list_init(&w->queues[CST_JOB_BACKGROUND]);
+    cst_list_init(&w->queues[CST_JOB_LONG]);
     cst_list_init(&w->finished);
     (void)pthread_mutex_init(&w->lock, NULL);
     (void)pthread_cond_init(&w->wake, NULL);
+    (void)pthread_cond_init(&w->wake_long, NULL);
     fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = fd < 0 ? cst_err(-errno) : cst_io_start(loop, &w->done_io, fd, EPOLLIN);
     if (r)
         cst_close(fd);
     for (unsigned i = 0; i < n && !r; i++)
-        r = start_thread(w);
+        r = start_thread(w, work);
+    if (!r)
+        r = start_thread(w, work_long);
     if (r) {
         (void)cst_workers_free(w);
         return r;
@@ -189,6 +221,7 @@ struct cst_workers *cst_workers_free(struct cst_workers *w) {
     (void)pthread_mutex_lock(&w->lock);
     w->stop = true;
     (void)pthread_cond_broadcast(&w->wake);
+    (void)pthread_cond_broadcast(&w->wake_long);
     (void)pthread_mutex_unlock(&w->lock);
     for (unsigned i = 0; i < w->n; i++)
         (void)pthread_join(w->threads[i], NULL);
@@ -197,6 +230,7 @@ struct cst_workers *cst_workers_free(struct cst_workers *w) {
     cst_io_stop(w->loop, &w->done_io);
     cst_close(fd);
     (void)pthread_cond_destroy(&w->wake);
+    (void)pthread_cond_destroy(&w->wake_long);
     (void)pthread_mutex_destroy(&w->lock);
     return cst_free(w);
 }

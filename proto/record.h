@@ -53,6 +53,14 @@ struct cst_space_record {
 };
 _Static_assert(sizeof(struct cst_space_record) == 256, "docs/protocol.md, Spaces");
 
+/* SpaceOpenReply.sides */
+struct cst_side_record {
+    struct cst_le32 version, zero;
+    struct cst_le64 size;
+    uint8_t sha256[32];
+};
+_Static_assert(sizeof(struct cst_side_record) == 48, "docs/protocol.md, SpaceOpen");
+
 /* BlocksReply.blocks */
 struct cst_block_record {
     uint8_t key[32], parent[32];

@@ -120,6 +120,7 @@ void cst_copy_set(struct cst_copy *copy, struct cst_block *b, struct cst_slab_sl
 static void copy_clear(struct cst_copy *copy, struct cst_block *b) {
     assert(copy->slab && !copy->leases && !copy->busy);
     if (copy->slab->slab.packed) {
+        b->side = cst_side_unref(b->side);
         b->space->packed_copies--;
         b->space->stats.packed_bytes -= copy->length;
     } else {

@@ -15,6 +15,7 @@
 #include "store/treap.h"
 
 struct cst_decode;
+struct cst_side_data;
 
 struct cst_copy {
     struct cst_slab_slots *slab; /* NULL: no copy in this tier */
@@ -51,9 +52,10 @@ struct cst_block {
     uint32_t pins;                /* its own pin + children with pins */
     uint32_t holds;               /* a function on the stack needs it */
     struct cst_copy packed;
-    struct cst_decode *decode; /* under way */
-    uint32_t crc;              /* CRC32C of the bytes that were committed */
-    float error;               /* of the packed copy */
+    struct cst_decode *decode;  /* under way */
+    uint32_t crc;               /* CRC32C of the bytes that were committed */
+    float error;                /* of the packed copy */
+    struct cst_side_data *side; /* that the packed copy needs, a reference; NULL: none */
 
     struct cst_block *parent;      /* NULL: a root, or of a flat space */
     struct cst_treap_node by_age;  /* space->by_age, all blocks but roots */

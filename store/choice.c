@@ -13,7 +13,7 @@
 #include <stddef.h>
 
 static const struct klass {
-    float bound;
+    float bound, step;
     struct cst_encode_params rungs[4];
     uint32_t n;
 } classes[CST_CLASSES] = {
@@ -21,9 +21,12 @@ static const struct klass {
     { .preset = CST_PRESET_TURBOQUANT, .bits_k = (b), .bits_v = (b) }
 #define INT8                                                                                       \
     { .preset = CST_PRESET_INT8 }
-    [CST_CLASS_NEAR_LOSSLESS] = { .05F, { TURBOQUANT(6), TURBOQUANT(7), INT8 }, 3 },
-    [CST_CLASS_SMALL_LOSS] = { .15F, { TURBOQUANT(4), TURBOQUANT(5), TURBOQUANT(6), INT8 }, 4 },
-    [CST_CLASS_COLD] = { .30F, { TURBOQUANT(3), TURBOQUANT(4), TURBOQUANT(5), INT8 }, 4 },
+    [CST_CLASS_NEAR_LOSSLESS] = { .05F, .12F, { TURBOQUANT(6), TURBOQUANT(7), INT8 }, 3 },
+    [CST_CLASS_SMALL_LOSS] = { .15F,
+                               .4F,
+                               { TURBOQUANT(4), TURBOQUANT(5), TURBOQUANT(6), INT8 },
+                               4 },
+    [CST_CLASS_COLD] = { .30F, .7F, { TURBOQUANT(3), TURBOQUANT(4), TURBOQUANT(5), INT8 }, 4 },
 #undef TURBOQUANT
 #undef INT8
 };
@@ -32,24 +35,45 @@ float cst_class_bound(enum cst_class klass) {
     return classes[klass].bound;
 }
 
-static void add(struct cst_choices *out, const struct cst_encode_params *params, float bound) {
+float cst_class_step(enum cst_class klass) {
+    return classes[klass].step;
+}
+
+static void add(struct cst_choices *out, const struct cst_encode_params *params, float bound,
+                const struct cst_side *side) {
     struct cst_encode_params *p = &out->try[out->n++];
 
     *p = *params;
     p->bound = bound;
+    p->side = side;
+}
+
+/* Learned tables make the smallest frames; without predictions of other layers they are a little
+ * larger and less wrong. */
+static void add_learned(struct cst_choices *out, const struct klass *k,
+                        const struct cst_side *side) {
+    struct cst_encode_params p = { .preset = CST_PRESET_DEEP, .step = k->step };
+
+    add(out, &p, k->bound, side);
+    p.preset = CST_PRESET_KLT;
+    add(out, &p, k->bound, side);
+    p.step *= .7F;
+    add(out, &p, k->bound, side);
 }
 
 void cst_choices(struct cst_choices *out, enum cst_class klass,
-                 const struct cst_encode_params *wanted) {
+                 const struct cst_encode_params *wanted, const struct cst_side *side) {
     static const struct cst_encode_params lossless = { .preset = CST_PRESET_LOSSLESS },
                                           raw = { .preset = CST_PRESET_RAW };
     const struct klass *k = &classes[klass];
 
     out->n = 0;
     if (wanted && k->bound > 0)
-        add(out, wanted, k->bound);
+        add(out, wanted, k->bound, side);
+    if (side && k->bound > 0)
+        add_learned(out, k, side);
     for (uint32_t i = 0; i < k->n; i++)
-        add(out, &k->rungs[i], k->bound);
-    add(out, &lossless, 0);
-    add(out, &raw, 0);
+        add(out, &k->rungs[i], k->bound, NULL);
+    add(out, &lossless, 0, side);
+    add(out, &raw, 0, NULL);
 }

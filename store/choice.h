@@ -7,7 +7,7 @@
 #include "base/layout.h"
 #include "codec/codec.h"
 
-enum { CST_CHOICES_MAX = 8 };
+enum { CST_CHOICES_MAX = 10 };
 
 struct cst_choices {
     uint32_t n;
@@ -17,7 +17,10 @@ struct cst_choices {
 /* The bound of a class, as in struct cst_encode_params; 0: exact. */
 float cst_class_bound(enum cst_class klass);
 
-/* wanted: NULL for the best one that the class is safe with. The last choices are lossless, then
- * raw: one of them takes any block. */
+/* The step of the presets with side data, as in struct cst_encode_params. */
+float cst_class_step(enum cst_class klass);
+
+/* wanted: NULL for the best one that the class is safe with. side: what is known of the space, or
+ * NULL. The last choices are lossless, then raw: one of them takes any block. */
 void cst_choices(struct cst_choices *out, enum cst_class klass,
-                 const struct cst_encode_params *wanted);
+                 const struct cst_encode_params *wanted, const struct cst_side *side);

@@ -4,6 +4,8 @@
 
 #include "codec/codec.h"
 #include "store/block.h"
+#include "store/side_data.h"
+#include "store/side_learn.h"
 
 enum {
     CST_ENCODES_MAX = 2,             /* at a time */
@@ -35,6 +37,7 @@ struct cst_store {
     uint32_t last_slab;
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
     uint64_t encode_bytes;                        /* heap of large encodes under way */
+    uint64_t side_bytes;                          /* side data */
     uint64_t uses;
     uint64_t leases, reserved;
     size_t jobs, encodes;
@@ -47,6 +50,7 @@ struct cst_store {
     unsigned entered;
     uint64_t slabs_after_ns; /* making slabs failed: not again before */
     struct cst_scrub scrub;
+    struct cst_learning *learning;                 /* side_learn.c; NULL: none */
     struct cst_encode_params presets[CST_CLASSES]; /* of lossy ones */
     bool preset_is_set[CST_CLASSES];               /* false: the best one */
 };
@@ -92,6 +96,11 @@ struct cst_space {
     uint64_t hot_copies, packed_copies;
     uint64_t decode_ns; /* moving average of a decode */
     uint64_t used;
+    struct cst_list sides;                /* side_data.c */
+    uint32_t last_side;                   /* version */
+    bool cannot_learn;                    /* side_learn.c */
+    uint64_t learn_after_ns, last_put_ns; /* not before; the last block that came */
+    struct cst_drift drift;
     struct cst_space_stats stats; /* *_bytes of copies are filled when asked for */
 };
 
@@ -191,6 +200,8 @@ bool cst_room_packed_is_likely(const struct cst_space *space);
 /* So many bytes more: 0, CST_STORE_E_LIMIT (the index cap) or CST_STORE_E_BUSY (memory). May evict
  * any idle block. */
 int cst_room_index(struct cst_space *space, size_t bytes);
+/* So many bytes of heap more: 0 or CST_STORE_E_BUSY. May evict any idle block. */
+int cst_room_heap(struct cst_space *space, uint64_t bytes);
 /* Bytes that the index may take without asking. */
 uint64_t cst_room_left(const struct cst_store *store);
 /* Something came free: gives slots to what waits in the space, or tells it that there are none. */

@@ -32,6 +32,7 @@ struct cst_decode {
 static int decode(struct cst_decode *d) {
     const struct cst_block *b = d->block; /* pinned: its copy and its space stay as they are */
     const struct cst_descriptor *desc = b->space->desc;
+    struct cst_decode_params params = CST_DECODE_ALL;
     size_t work_len = cst_codec_work_size(desc, b->preset);
     cst_auto(cst_freep) uint8_t *heap = NULL;
     uint8_t *work;
@@ -42,8 +43,9 @@ static int decode(struct cst_decode *d) {
     if (!heap)
         return cst_err(-ENOMEM);
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
-    if (cst_frame_decode(d->out, desc->block_bytes, d->frame, b->packed.length, desc,
-                         &CST_DECODE_ALL, work, work_len))
+    params.side = b->side ? &b->side->side : NULL;
+    if (cst_frame_decode(d->out, desc->block_bytes, d->frame, b->packed.length, desc, &params, work,
+                         work_len))
         return CST_STORE_E_CORRUPT;
     d->crc = cst_crc32c(0, d->out, desc->block_bytes);
     return d->exact && d->crc != b->crc ? CST_STORE_E_CORRUPT : 0;

@@ -36,7 +36,9 @@ struct encode {
     size_t len;
     uint32_t crc;
     struct cst_choices choices;
-    uint32_t used; /* the choice that was made */
+    uint32_t used;              /* the choice that was made */
+    bool missed;                /* an earlier one exceeded the bound */
+    struct cst_side_data *side; /* a reference; NULL: none */
     struct cst_frame_info info;
     int result; /* 0, CST_STORE_E_CORRUPT, negative */
 };
@@ -73,8 +75,9 @@ static int encode(struct encode *e) {
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
     for (e->used = 0; e->used < e->choices.n; e->used++) {
         r = encode_as(e, &e->choices.try[e->used], cap, work, work_len);
-        if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET)
+        if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET && r != CST_CODEC_E_SIDE)
             break;
+        e->missed |= r == CST_CODEC_E_BOUND;
     }
     if (r)
         e->len = cap; /* no preset takes it: it doesn't shrink */
@@ -89,6 +92,7 @@ static void end(struct encode *e) {
     struct cst_space *space = b->space;
 
     cst_list_unlink(&e->link);
+    e->side = cst_side_unref(e->side);
     b->encoding = false;
     space->encodes--;
     space->store->encodes--;
@@ -161,8 +165,11 @@ static void move_done(struct cst_job *job) {
         cst_copy_set(&b->packed, b, e->slab, e->slot, (uint32_t)e->len, e->crc);
         b->preset = (uint8_t)e->info.preset;
         b->error = e->info.error;
+        if (e->info.side_version)
+            b->side = cst_steal(&e->side);
+        cst_learn_note(space, &e->info, e->missed);
         space->stats.encodes++;
-        space->stats.fallbacks += e->used > 0;
+        space->stats.fallbacks += e->missed;
         space->encode_fails = 0;
     }
     end(e);
@@ -206,7 +213,9 @@ static bool start(struct cst_space *space) {
     cst_list_init(&e->link);
     e->block = b;
     e->source = cst_slot_data(b->hot.slab, b->hot.slot);
-    cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass));
+    e->side = cst_side_newest(space) ? cst_side_ref(cst_side_newest(space)) : NULL;
+    cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass),
+                e->side ? &e->side->side : NULL);
     b->encoding = true;
     cst_copy_pin(&b->hot);
     cst_block_settle(b, CST_EVICT_WARM);
@@ -233,7 +242,7 @@ static bool may_start(const struct cst_space *space, bool wanted) {
 
     return store->encodes < most && !cst_list_is_empty(&space->dirty) &&
            !is_backing_off(space, wanted) && cst_room_has(store, space->encode_bytes) &&
-           cst_room_packed_is_likely(space);
+           cst_room_packed_is_likely(space) && (wanted || !cst_learn_waits(space));
 }
 
 bool cst_encode_kick(struct cst_space *space) {

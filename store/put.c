@@ -257,6 +257,7 @@ static int land(struct cst_put *put) {
     space->stats.blocks++;
     space->stats.tail_blocks += cst_block_is_tail(b);
     space->stats.stored_blocks++;
+    space->last_put_ns = cst_store_now(space->store);
     space->stats.stored_bytes += space->desc->block_bytes;
     return cst_block_publish(b);
 }

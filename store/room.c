@@ -11,7 +11,7 @@
  * too, so that a class which is no longer used does not keep its memory.
  *
  * Invariants
- *   1. slabs (made and being made) + index + heap of large encodes <= options.memory.
+ *   1. slabs (made and being made) + index + heap of large encodes + side data <= options.memory.
  *   2. Nothing is taken from a block that is leased, pinned, waited for, not stored, or above one
  *      that is: only idle leaves, or whole subtrees of such, are evicted.
  *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
@@ -49,7 +49,7 @@ static uint64_t headroom(const struct cst_store *store) {
 }
 
 static uint64_t used_bytes(const struct cst_store *store) {
-    return store->slab_bytes + store->index_bytes + store->encode_bytes;
+    return store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes;
 }
 
 bool cst_room_has(const struct cst_store *store, uint64_t bytes) {
@@ -211,16 +211,22 @@ static bool evict_any_for_index(struct cst_space *space) {
     return false;
 }
 
+int cst_room_heap(struct cst_space *space, uint64_t bytes) {
+    struct cst_store *store = space->store;
+
+    while (!cst_room_has(store, bytes))
+        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, NULL, UINT64_MAX))
+            return CST_STORE_E_BUSY;
+    return 0;
+}
+
 int cst_room_index(struct cst_space *space, size_t bytes) {
     struct cst_store *store = space->store;
 
     while (store->index_bytes + bytes > store->options.index)
         if (!evict_any_for_index(space))
             return CST_STORE_E_LIMIT;
-    while (!cst_room_has(store, bytes))
-        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, NULL, UINT64_MAX))
-            return CST_STORE_E_BUSY;
-    return 0;
+    return cst_room_heap(space, bytes);
 }
 
 /* ---- slots ---- */

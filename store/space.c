@@ -125,6 +125,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     cst_list_init(&s->wait_decodes);
     cst_list_init(&s->wait_puts);
     cst_list_init(&s->wait_encodes);
+    cst_list_init(&s->sides);
     cst_list_append(&ns->store->spaces, &s->link);
     ns->n_spaces++;
     cst_space_index_add(s, (int64_t)own_bytes(s));
@@ -182,11 +183,14 @@ static void add_counters(struct cst_space_stats *to, const struct cst_space_stat
     to->decodes += from->decodes;
     to->encodes += from->encodes;
     to->fallbacks += from->fallbacks;
+    to->recodes += from->recodes;
+    to->sides_learned += from->sides_learned;
     to->merged_fetches += from->merged_fetches;
     to->busy += from->busy;
 }
 
 void cst_space_free(struct cst_space *s) {
+    cst_side_free_all(s);
     add_counters(&s->ns->past, &s->stats);
     cst_evict_deinit(&s->evict);
     cst_space_index_ghosts(s);
@@ -298,6 +302,7 @@ static void add_levels(struct cst_space_stats *to, const struct cst_space_stats 
     to->leases += from->leases;
     to->reserved += from->reserved;
     to->pinned_blocks += from->pinned_blocks;
+    to->side_bytes += from->side_bytes;
 }
 
 void cst_namespace_stats(const struct cst_namespace *ns, struct cst_space_stats *out) {

@@ -7,6 +7,7 @@
  *   slab.c         memory and its slots          room.c    where room comes from
  *   put.c          bytes come in                 fetch.c   bytes are read
  *   encode.c, decode.c, scrub.c  jobs between tiers        evict*.c  who goes first
+ *   choice.c       presets of a class            side_*.c  tables that frames refer to
  *   space.c        namespaces, spaces, accounts  care.c    pins, erasing, ages
  *   lookup.c, explain.c          questions without side effects
  *
@@ -123,6 +124,8 @@ static void fill_options(struct cst_store_options *o) {
         o->busy_ns = 5 * CST_NS_PER_S;
     if (!o->spaces_max)
         o->spaces_max = 256;
+    if (!o->side_bytes)
+        o->side_bytes = UINT64_C(64) << 20;
     if (!o->policy)
         o->policy = "arc";
 }
@@ -167,6 +170,10 @@ void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
         store->presets[klass] = *params;
 }
 
+void cst_store_stop(struct cst_store *store) {
+    cst_learn_stop(store);
+}
+
 static void free_slabs(struct cst_list *slabs) {
     struct cst_list *it;
 
@@ -198,6 +205,7 @@ bool cst_store_tick(struct cst_store *store) {
     assert(!store->entered);
     store->entered++;
     more = cst_care_slice(store);
+    cst_learn_slice(store);
     cst_encode_kick_all(store);
     cst_scrub_slice(store);
     store->entered--;
@@ -208,7 +216,8 @@ bool cst_store_tick(struct cst_store *store) {
 void cst_store_stats(const struct cst_store *store, struct cst_store_stats *out) {
     *out = (struct cst_store_stats){
         .memory_limit = store->options.memory,
-        .memory_used = store->slab_bytes + store->index_bytes + store->encode_bytes,
+        .memory_used =
+            store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes,
         .index_limit = store->options.index,
         .index_used = store->index_bytes,
         .held_bytes = store->held_bytes,

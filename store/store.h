@@ -41,6 +41,7 @@ enum {
     CST_STORE_E_LIMIT,    /* index cap, spaces per namespace, pin budget */
     CST_STORE_E_CORRUPT,  /* checksum mismatch; the block is gone */
     CST_STORE_E_POLICY,   /* unknown policy name */
+    CST_STORE_E_BAD_SIDE, /* no side data of this space, or not a newer version */
 };
 
 struct cst_store;
@@ -49,17 +50,20 @@ struct cst_space;
 struct cst_block;
 
 struct cst_store_options {
-    uint64_t memory;     /* bytes: hot and packed slabs and the index */
-    uint64_t index;      /* bytes of `memory` that the index may take; 0: a quarter */
-    uint64_t slab_bytes; /* raised to 8 blocks; 0: 64 MiB, but at most a 16th of memory */
-    uint64_t max_age_ns; /* blocks older than this are gone; 0: never */
-    uint64_t pin_bytes;  /* pinned bytes per namespace; 0: a quarter of memory */
-    uint64_t busy_ns;    /* how long a writer keeps a key for itself; 0: 5 s */
-    uint32_t spaces_max; /* per namespace; 0: 256 */
-    const char *policy;  /* "lru" or "arc"; NULL: "arc" */
+    uint64_t memory;        /* bytes: hot and packed slabs and the index */
+    uint64_t index;         /* bytes of `memory` that the index may take; 0: a quarter */
+    uint64_t slab_bytes;    /* raised to 8 blocks; 0: 64 MiB, but at most a 16th of memory */
+    uint64_t max_age_ns;    /* blocks older than this are gone; 0: never */
+    uint64_t pin_bytes;     /* pinned bytes per namespace; 0: a quarter of memory */
+    uint64_t busy_ns;       /* how long a writer keeps a key for itself; 0: 5 s */
+    uint32_t spaces_max;    /* per namespace; 0: 256 */
+    const char *policy;     /* "lru" or "arc"; NULL: "arc" */
+    uint64_t side_bytes;    /* side data of a space; 0: 64 MiB */
+    uint64_t learn_wait_ns; /* a lossy space waits so long after a put for more to learn from */
 };
 
 struct cst_encode_params;
+struct cst_side_data;
 
 struct cst_slab {
     uint32_t id; /* never reused in one daemon run; never 0 */
@@ -96,6 +100,9 @@ int cst_store_new(struct cst_store **out, const struct cst_store_options *option
 
 /* Open jobs; free() must wait for 0: run the loop, or end with cst_store_busy() == 0. */
 size_t cst_store_jobs(const struct cst_store *store);
+
+/* Long jobs end soon: call before waiting for the last ones. */
+void cst_store_stop(struct cst_store *store);
 
 /* All fetches released, all puts ended, no jobs. NULL ok, returns NULL. */
 struct cst_store *cst_store_free(struct cst_store *store);
@@ -280,6 +287,53 @@ void cst_slab_hold(struct cst_slab *slab);
 /* May free the slab. */
 void cst_slab_unhold(struct cst_slab *slab);
 
+/* ---- side data: versions of learned tables that frames of a space refer to ---- */
+
+enum { CST_SIDES_MAX = 16 }; /* listed */
+
+struct cst_side_info {
+    uint32_t version;
+    uint64_t size;
+    uint8_t hash[32]; /* SHA-256 of the bytes */
+};
+
+/* Newest first; returns how many. */
+size_t cst_space_sides(const struct cst_space *space, struct cst_side_info *out, size_t max);
+
+/* The bytes of a version (0: the newest one), valid until the next call of anything else; NULL if
+ * there is none. */
+const uint8_t *cst_space_side_bytes(const struct cst_space *space, uint32_t version,
+                                    struct cst_side_info *info);
+
+enum cst_side_put_kind {
+    CST_SIDE_PUT_TABLES = 0,  /* bytes as codec/side.h takes them, of a version above the newest */
+    CST_SIDE_PUT_WEIGHTS = 1, /* the newest version with other weights of steps: f32, one a layer
+                                 for K, then one a layer for V */
+};
+
+/* Embedded in the caller's; must not move or die before done(). */
+struct cst_side_put {
+    /* the caller's: called once, later, on the loop: 0; CST_STORE_E_BAD_SIDE; a negative errno. The
+     * bytes are no longer read then. May call anything. */
+    void (*done)(struct cst_side_put *put, int status);
+    uint32_t version; /* after 0 */
+    /* the store's */
+    struct cst_job job;
+    struct cst_space *space;
+    struct cst_side_data *made, *base;
+    const uint8_t *bytes;
+    size_t size;
+    int result;
+    uint8_t kind;
+};
+
+/* A new version from bytes that nobody trusts, for the frames that are made from now on. The same
+ * bytes as those of the newest version are no new one. 0: done() follows; CST_STORE_E_NOT_FOUND:
+ * there are no tables to weigh; CST_STORE_E_BAD_SIDE; CST_STORE_E_LIMIT: more than
+ * options.side_bytes; CST_STORE_E_BUSY; -ENOMEM. */
+int cst_space_side_put(struct cst_space *space, enum cst_side_put_kind kind, const uint8_t *bytes,
+                       size_t size, struct cst_side_put *put);
+
 /* ---- numbers ---- */
 
 struct cst_space_stats {
@@ -290,6 +344,8 @@ struct cst_space_stats {
     uint64_t expired_blocks, decodes, encodes, merged_fetches, busy, leases, reserved;
     uint64_t pinned_blocks;
     uint64_t fallbacks; /* encodes whose wanted preset missed the class's bound */
+    uint64_t recodes;   /* frames made smaller while cold */
+    uint64_t side_bytes, sides_learned;
 };
 void cst_space_stats(const struct cst_space *space, struct cst_space_stats *out);
 void cst_namespace_stats(const struct cst_namespace *ns, struct cst_space_stats *out);

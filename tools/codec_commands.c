@@ -6,7 +6,6 @@
 #include "base/macros.h"
 #include "base/mem.h"
 #include "client/ctl/ctl_out.h"
-#include "tools/codec_learn.h"
 #include "tools/codec_text.h"
 #include "tools/codec_tool.h"
 
@@ -97,7 +96,7 @@ static void decoded_deinit(struct cst_tensor_file *t) {
 
 /* Decodes into a copy, measures, and writes the copy if asked for. */
 static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec_text *c,
-                              const struct cst_side *side, struct result *res) {
+                              struct result *res) {
     const struct cst_tensor_file *t = c->tensors;
     cst_auto(decoded_deinit) struct cst_tensor_file copy = *t;
     size_t size = (size_t)t->layers * t->tokens * cst_tensor_file_row(t);
@@ -109,7 +108,7 @@ static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec
     }
     if (!copy.part[0] || !copy.part[1] || !res->nmse[0] || !res->nmse[1])
         return -ENOMEM;
-    r = cst_codec_text_decode(c, side, &copy);
+    r = cst_codec_text_decode(c, o->params.side, &copy);
     for (int part = 0; part < 2 && !r; part++)
         cst_codec_text_nmse(t, &copy, part, res->nmse[part]);
     return r || !o->out ? r : cst_tensor_file_write(&copy, o->out);
@@ -119,17 +118,12 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
                     struct result *res) {
     cst_auto(cst_tensor_file_deinit) struct cst_tensor_file tensors = CST_TENSOR_FILE_NULL;
     cst_auto(cst_codec_text_deinit) struct cst_codec_text c = CST_CODEC_TEXT_NULL;
-    cst_auto(cst_tool_side_close) struct cst_tool_side side = CST_TOOL_SIDE_NULL;
-    struct cst_encode_params params = o->params;
     int r = cst_tensor_file_read(&tensors, o->folder, name, o->keys);
 
     if (!r)
         r = cst_codec_text_init(&c, &tensors, o->block_tokens);
     if (!r)
-        r = cst_tool_side_open(&side, o->side, &c.desc);
-    params.side = side.use;
-    if (!r)
-        r = cst_codec_text_encode(&c, &params);
+        r = cst_codec_text_encode(&c, &o->params);
     if (r)
         return r;
     *res = (struct result){
@@ -141,7 +135,7 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
         .n_frames = c.n_frames,
         .error = c.error,
     };
-    return compare ? decode_and_measure(o, &c, side.use, res) : write_frames(&c, o->out);
+    return compare ? decode_and_measure(o, &c, res) : write_frames(&c, o->out);
 }
 
 static int run_texts(const struct cst_tool_options *o, bool compare) {
@@ -173,20 +167,17 @@ int cst_tool_compare(const struct cst_tool_options *o) {
 static int decode_text(const struct cst_tool_options *o, const char *name) {
     cst_auto(cst_tensor_file_deinit) struct cst_tensor_file tensors = CST_TENSOR_FILE_NULL;
     cst_auto(cst_codec_text_deinit) struct cst_codec_text c = CST_CODEC_TEXT_NULL;
-    cst_auto(cst_tool_side_close) struct cst_tool_side side = CST_TOOL_SIDE_NULL;
     uint32_t block_tokens = o->block_tokens;
     char path[PATH_MAX];
     int r = cst_tensor_file_read_frames(&tensors, o->folder, name, &block_tokens);
 
     if (!r)
         r = cst_codec_text_init(&c, &tensors, block_tokens);
-    if (!r)
-        r = cst_tool_side_open(&side, o->side, &c.desc);
     (void)snprintf(path, sizeof(path), "%s/%s.frames", o->folder, name);
     if (!r)
         r = cst_file_read(path, FRAMES_CAP, &c.frames, &c.len);
     if (!r)
-        r = cst_codec_text_decode(&c, side.use, &tensors);
+        r = cst_codec_text_decode(&c, o->params.side, &tensors);
     if (!r)
         r = cst_tensor_file_write(&tensors, o->out);
     return r;

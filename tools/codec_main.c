@@ -7,7 +7,6 @@
  */
 #include "base/macros.h"
 #include "base/mem.h"
-#include "tools/codec_learn.h"
 #include "tools/codec_tool.h"
 
 #include <float.h>
@@ -29,8 +28,6 @@ static const struct command {
     { "encode", "DIR OUT [NAME...]", "write OUT/NAME.frames", cst_tool_encode, true, true },
     { "decode", "DIR OUT [NAME...]", "frames in DIR to tensors in OUT", cst_tool_decode, true,
       true },
-    { "learn", "DIR [NAME...]", "write side data for klt and deep to --out", cst_tool_learn, true,
-      false },
     { "inspect", "FILE...", "say what frames hold", cst_tool_inspect, false, false },
 };
 
@@ -45,9 +42,8 @@ static const char usage_tail[] =
     "  --ratio R          jolt, flashjolt, jolt_plus: what frames should reach (default 3)\n"
     "  --layers N         the same: layers that share a decomposition (default 1)\n"
     "  --step C           klt, deep: quantizer step over the deviation (default .4)\n"
-    "  --side FILE        klt, deep: what learn wrote; learn takes --step\n"
     "  --keys KIND        rotated: as an engine stores them (default); plain: before the rotation\n"
-    "  --out DIR          compare: write the decoded tensors there; learn: a file\n"
+    "  --out DIR          compare: write the decoded tensors there\n"
     "  --help\n";
 
 static void usage(FILE *to) {
@@ -132,9 +128,6 @@ static int parse_option(struct cst_tool_options *o, int option, const char *valu
     case 'k':
         good = parse_keys(value, &o->keys);
         break;
-    case 's':
-        o->side = value;
-        break;
     case 'o':
         o->out = value;
         break;
@@ -146,11 +139,15 @@ static int parse_option(struct cst_tool_options *o, int option, const char *valu
 
 static int parse_options(struct cst_tool_options *o, int argc, char **argv, bool *help) {
     static const struct option options[] = {
-        { "preset", required_argument, NULL, 'p' }, { "block", required_argument, NULL, 'b' },
-        { "ratio", required_argument, NULL, 'r' },  { "layers", required_argument, NULL, 'g' },
-        { "step", required_argument, NULL, 'c' },   { "side", required_argument, NULL, 's' },
-        { "keys", required_argument, NULL, 'k' },   { "out", required_argument, NULL, 'o' },
-        { "help", no_argument, NULL, 'h' },         { 0 },
+        { "preset", required_argument, NULL, 'p' },
+        { "block", required_argument, NULL, 'b' },
+        { "ratio", required_argument, NULL, 'r' },
+        { "layers", required_argument, NULL, 'g' },
+        { "step", required_argument, NULL, 'c' },
+        { "keys", required_argument, NULL, 'k' },
+        { "out", required_argument, NULL, 'o' },
+        { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int option, r;
 

@@ -15,7 +15,6 @@ struct cst_tool_options {
     uint32_t block_tokens;
     enum cst_keys keys;
     const char *folder, *out; /* out: NULL where the command doesn't write */
-    const char *side;         /* file of side data; NULL: none */
     char **names;             /* texts of the folder */
     size_t n_names;
 };

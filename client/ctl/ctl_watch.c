@@ -42,6 +42,7 @@ static const struct cst_field stats_fields[] = {
     { "in slabs of", "hot_slab_bytes", CST_FORMAT_BYTES },
     { "packed bytes", "packed_bytes", CST_FORMAT_BYTES },
     { "in slabs of", "packed_slab_bytes", CST_FORMAT_BYTES },
+    { "side data", "side_bytes", CST_FORMAT_BYTES },
     { "that decode to", "packed_decoded_bytes", CST_FORMAT_BYTES },
     { "index", "index_bytes", CST_FORMAT_BYTES },
     { "held by clients", "held_bytes", CST_FORMAT_BYTES },
@@ -64,6 +65,9 @@ static const struct cst_field stats_fields[] = {
     { "corrupt blocks", "corrupt_blocks", CST_FORMAT_COUNT },
     { "decodes", "decodes", CST_FORMAT_COUNT },
     { "encodes", "encodes", CST_FORMAT_COUNT },
+    { "with a safer preset", "fallbacks", CST_FORMAT_COUNT },
+    { "made smaller", "recodes", CST_FORMAT_COUNT },
+    { "side data learned", "sides_learned", CST_FORMAT_COUNT },
     { "merged fetches", "merged_fetches", CST_FORMAT_COUNT },
     { "refused as busy", "busy", CST_FORMAT_COUNT },
 };

@@ -17,7 +17,7 @@ A lost daemon is a miss, never an exception: `fetch` finds nothing, `put` answer
 from ._convert import KEY_SIZE, Keys
 from ._ffi import lib as _lib
 from ._ffi import text as _text
-from .client import Client, Match, Space, Submission
+from .client import Client, Match, SideData, Space, Submission
 from .descriptor import (
     Descriptor,
     DType,
@@ -57,6 +57,7 @@ __all__ = [
     "Scaling",
     "Scope",
     "Segment",
+    "SideData",
     "Slot",
     "Slots",
     "Space",

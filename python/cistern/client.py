@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _ASYNC, _LAZY = 1, 2
 _JSON_CAP = 1 << 20
+_TABLES, _WEIGHTS = 0, 1  # CISTERN_SIDEDATA_*
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ class Match:
     """The slowest tier among the leading blocks."""
     cost_ns: int
     """Expected time to fetch the leading blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideData:
+    """One version of the tables that frames of a space refer to (docs/codec-format.md)."""
+
+    version: int
+    sha256: bytes
+    data: bytes
 
 
 class Submission:
@@ -563,6 +573,35 @@ class Space:
     def stats(self) -> dict[str, Any]:
         """Counters of this space."""
         return self._client._stats(self.pointer())
+
+    # ---- side data ----
+
+    def side_data(self, version: int = 0) -> SideData | None:
+        """A version of the space's learned tables, 0: the newest; None if there is none."""
+        info = ffi.new("cistern_sidedata_info *", {"size": ffi.sizeof("cistern_sidedata_info")})
+        status = lib().cistern_sidedata_get(self.pointer(), version, ffi.NULL, 0, info)
+        if status == Status.NOT_FOUND:
+            return None
+        check(status)
+        data = ffi.new("uint8_t[]", info.bytes)
+        check(lib().cistern_sidedata_get(self.pointer(), info.version, data, info.bytes, info))
+        return SideData(info.version, bytes(ffi.buffer(info.sha256)), bytes(ffi.buffer(data)))
+
+    def put_side_data(self, data: ReadableBuffer) -> int:
+        """Makes tables of a version above the newest one the newest; returns their version."""
+        return self._put_side_data(_TABLES, data)
+
+    def put_step_weights(self, k: Sequence[float], v: Sequence[float]) -> int:
+        """The newest tables with other weights of the quantizer's steps, one a layer; returns the
+        new version."""
+        weights = ffi.new("float[]", [*k, *v])
+        return self._put_side_data(_WEIGHTS, ffi.buffer(weights))
+
+    def _put_side_data(self, kind: int, data: Any) -> int:
+        version = ffi.new("uint32_t *")
+        c_data = ffi.from_buffer(data)
+        check(lib().cistern_sidedata_put(self.pointer(), kind, c_data, len(c_data), version))
+        return int(version[0])
 
     # ---- submit and drain (async clients) ----
 

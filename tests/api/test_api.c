@@ -51,6 +51,8 @@ static const struct {
     F(cistern_erase),
     F(cistern_explain),
     F(cistern_stats),
+    F(cistern_sidedata_get),
+    F(cistern_sidedata_put),
     F(cistern_client_event_fd),
     F(cistern_client_drain),
     F(cistern_submit_get_into),

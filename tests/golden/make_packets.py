@@ -58,6 +58,7 @@ SLOT = record("HHIQQQ", 0, 0, 0, 5, 131072, 65536)
 SPACE = record("IBBHIIQQQQQQ32s32s64s64s", 1, 0, 0, 0, 64, 7, 65536, 3, 1, 196608, 80000, 900, KEY,
                PARENT, b"uid-1000", b"llama.cpp")
 BLOCK = record("32s32sQIIBBHI", KEY, PARENT, 40000, 64, 2, 1, 3, 1, 0x3d4ccccd)
+SIDE = record("IIQ32s", 3, 0, 1 << 22, PARENT)
 ERROR_TEXT = "the daemon is full; try again later"
 
 # name, number, request fields, reply fields
@@ -65,7 +66,7 @@ REQUESTS = [
     ("hello", 1, (1, 1, "worker"),
      (1, 0x1122334455667788, 131072, 131072, 64, 1 << 26, 1, "uid-1000", "0.1.0")),
     ("ping", 2, (b"payload",), (b"payload",)),
-    ("space_open", 3, (DESCRIPTOR, 1, 1, 2, b"salt"), (1, 1024, 16, KEY, 7)),
+    ("space_open", 3, (DESCRIPTOR, 1, 1, 2, b"salt"), (1, 1024, 16, KEY, 7, SIDE)),
     ("space_close", 4, (1,), ()),
     ("lookup", 5, (1, KEY + PARENT, (4096, 64), PARENT, record("3I", 5, 6, 7), 1),
      (2, record("BIBI", 1, 1, 2, 1), 3, KEY, 40, 2, 123456, 2)),
@@ -85,9 +86,11 @@ REQUESTS = [
     ("explain", 19, (1, KEY, (0, 32), record("I", 4)),
      (1, "one sentence", "layers", PARENT, 9)),
     ("subscribe", 20, (1,), ()),
-    ("stats", 21, (1,), tuple(range(1, 30))),
+    ("stats", 21, (1,), tuple(range(1, 34))),
     ("spaces", 22, (1,), (SPACE, 1)),
     ("blocks", 23, (1, 17, 100), (BLOCK, 18)),
+    ("sidedata_get", 24, (1, 3, 1 << 21, (4096, 65536)), (3, 1 << 22, PARENT, 65536)),
+    ("sidedata_put", 25, (1, 1, 1 << 22, 1 << 21, (4096, 65536)), (4,)),
     ("status", 40, (),
      ("0.1.0", 1 << 60, 5, 1 << 30, 1 << 20, 1 << 28, 4096, 2, 3, 2, 1 << 26, 0, 100, 1, 0, "arc",
       "host", 4242, 2, 1, 0)),
@@ -124,7 +127,7 @@ def bad():
     yield "length-huge", packet(5, lookup, length=0xffffffff), "BAD_LENGTH"
     yield "flag", packet(5, lookup, flags=0x80), "BAD_MESSAGE"
     yield "type-0", packet(0, b""), "BAD_TYPE"
-    yield "type-reserved", packet(24, b""), "BAD_TYPE"
+    yield "type-reserved", packet(26, b""), "BAD_TYPE"
     yield "type-65535", packet(0xffff, b""), "BAD_TYPE"
     yield "unknown-field", packet(5, lookup + field(15, 1)), "BAD_MESSAGE"
     yield "unknown-flood", packet(5, b"\x78\x01" * 2000), "BAD_MESSAGE"

@@ -81,7 +81,7 @@ RAW = {
     "length short of the packet": (packet(2, b"1234", length=1), "BAD_LENGTH", True),
     "length of 4 GiB": (packet(2, length=2**32 - 1), "BAD_LENGTH", True),
     "unknown message": (packet(999), "BAD_TYPE", False),
-    "a reserved number": (packet(24), "BAD_TYPE", False),
+    "a reserved number": (packet(26), "BAD_TYPE", False),
     "a push as a request": (packet(100), "BAD_TYPE", False),
     "not a protobuf message": (packet(2, b"\xff\xff\xff"), "BAD_MESSAGE", False),
     "a flood of unknown fields": (packet(2, b"\xf8\x07\x01" * 40_000), "BAD_MESSAGE", False),

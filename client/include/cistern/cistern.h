@@ -352,6 +352,33 @@ int32_t cistern_explain(cistern_space *space, const uint32_t *tokens, size_t n_t
 /* Counters of the namespace (space NULL) or of one space as one JSON object, terminated. */
 int32_t cistern_stats(cistern_client *client, cistern_space *space, char *json, size_t cap);
 
+/* ---- side data ---------------------------------------------------------------------------- */
+
+/* Tables that the frames of a lossy space refer to by version (docs/codec-format.md). The daemon
+ * learns them from what it stores; cistern_lease_decode() fetches them by itself. */
+typedef struct cistern_sidedata_info {
+    uint32_t size; /* set by the caller */
+    uint32_t version;
+    uint64_t bytes;
+    uint8_t sha256[32];
+} cistern_sidedata_info;
+
+/* The bytes of a version (0: the newest) into data; NULL: only the numbers. info may be NULL.
+ * CISTERN_E_NOT_FOUND: none yet; CISTERN_E_TOO_LARGE: cap is less than their bytes. */
+int32_t cistern_sidedata_get(cistern_space *space, uint32_t version, void *data, size_t cap,
+                             cistern_sidedata_info *info);
+
+#define CISTERN_SIDEDATA_TABLES 0u
+#define CISTERN_SIDEDATA_WEIGHTS 1u
+
+/* Makes a new version, for frames that are made from now on. TABLES: whole ones, of a version above
+ * the newest; WEIGHTS: the newest tables with other weights of the quantizer's steps, floats, one a
+ * layer for K, then one a layer for V. CISTERN_E_DENIED: only users whom the
+ * daemon's configuration names may, or the one whom the namespace is named after. version may be
+ * NULL. */
+int32_t cistern_sidedata_put(cistern_space *space, uint32_t kind, const void *data, size_t size,
+                             uint32_t *version);
+
 /* ---- submit and drain (CISTERN_CLIENT_ASYNC) ----------------------------------------------- */
 
 /* One completion per submission. Buffers given to a submission stay the caller's and must live

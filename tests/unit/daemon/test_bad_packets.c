@@ -82,7 +82,7 @@ static const struct frame_row frame_rows[] = {
     { "version 2", "4353544e020002000000000007000000", 0, CST_STATUS_BAD_VERSION, false },
     { "version 0", "4353544e000002000000000007000000", 0, CST_STATUS_BAD_VERSION, false },
     { "type 0", "4353544e010000000000000007000000", 0, CST_STATUS_BAD_TYPE, false },
-    { "a hole in the types", "4353544e010018000000000007000000", 0, CST_STATUS_BAD_TYPE, false },
+    { "a hole in the types", "4353544e01001a000000000007000000", 0, CST_STATUS_BAD_TYPE, false },
     { "a push's type", "4353544e010064000000000007000000", 0, CST_STATUS_BAD_TYPE, false },
     { "the last type", "4353544e0100ffff0000000007000000", 0, CST_STATUS_BAD_TYPE, false },
     { "a reply", "4353544e010102000000000007000000", 0, CST_STATUS_BAD_MESSAGE, false },

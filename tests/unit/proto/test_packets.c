@@ -101,7 +101,7 @@ static void every_packet(void **state) {
             good++;
     }
     (void)fclose(f);
-    assert_int_equal(good, 2 * 25 + 4 + 2); /* every request, reply and push, and two more */
+    assert_int_equal(good, 2 * 27 + 4 + 2); /* every request, reply and push, and two more */
     assert_true(bad >= 29);
 }
 

@@ -214,7 +214,7 @@ void world_check(const struct world *w) {
     assert_int_equal(store->index_bytes, index);
     assert_int_equal(store->leases, leases);
     assert_int_equal(store->reserved, reserved);
-    assert_true(store->slab_bytes + store->index_bytes + store->encode_bytes <=
+    assert_true(store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes <=
                 store->options.memory);
     assert_true(store->index_bytes <= store->options.index);
     assert_true(cst_list_is_empty(&store->showing) && !store->entered);

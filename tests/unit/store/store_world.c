@@ -61,6 +61,8 @@ struct world *world_new(const struct world_options *o) {
         .pin_bytes = o->pin_bytes,
         .spaces_max = o->spaces_max,
         .policy = o->policy,
+        .side_bytes = o->side_bytes,
+        .learn_wait_ns = o->learn_wait_ns,
     };
 
     assert_non_null(w);

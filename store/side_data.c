@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns the side data of spaces: their bytes and what is parsed of them.
+ *
+ * Invariants
+ *   1. space->sides is in falling order of versions; only its first one, or one with references,
+ *      stays.
+ *   2. Bytes of all versions <= options.side_bytes a space. They and what is parsed of them are
+ * part of the store's memory, from cst_side_new() on.
+ *   3. Nothing is published that was not parsed against the space's descriptor.
+ * Loop thread, but for cst_side_fill() and the jobs.
+ */
+#include "store/side_data.h"
+
+#include "base/err.h"
+#include "base/le.h"
+#include "base/macros.h"
+#include "base/mem.h"
+#include "store/core.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+enum { ALIGN = 64 };
+
+static struct cst_side_data *at(const struct cst_list *it) {
+    return cst_container_of((struct cst_list *)(uintptr_t)it, struct cst_side_data, link);
+}
+
+struct cst_side_data *cst_side_newest(const struct cst_space *space) {
+    return space->sides.next == &space->sides ? NULL : at(space->sides.next);
+}
+
+struct cst_side_data *cst_side_find(const struct cst_space *space, uint32_t version) {
+    for (const struct cst_list *it = space->sides.next; it != &space->sides; it = it->next)
+        if (at(it)->side.version == version)
+            return at(it);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static uint64_t bytes_of(const struct cst_side_data *side) {
+    return sizeof(*side) + side->cap + cst_side_memory(side->space->desc) + ALIGN;
+}
+
+static void count(struct cst_side_data *side, uint64_t bytes) {
+    struct cst_space *space = side->space;
+
+    space->stats.side_bytes += bytes - side->counted;
+    space->store->side_bytes += bytes - side->counted;
+    side->counted = bytes;
+}
+
+struct cst_side_data *cst_side_free(struct cst_side_data *side) {
+    if (!side)
+        return NULL;
+    cst_list_unlink(&side->link);
+    count(side, 0);
+    (void)cst_free(side->bytes);
+    (void)cst_free(side->memory);
+    return cst_free(side);
+}
+
+struct cst_side_data *cst_side_ref(struct cst_side_data *side) {
+    side->refs++;
+    return side;
+}
+
+struct cst_side_data *cst_side_unref(struct cst_side_data *side) {
+    if (!side)
+        return NULL;
+    assert(side->refs);
+    if (!--side->refs && side != cst_side_newest(side->space))
+        (void)cst_side_free(side);
+    return NULL;
+}
+
+void cst_side_free_all(struct cst_space *space) {
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&space->sides))) {
+        assert(!at(it)->refs);
+        (void)cst_side_free(at(it));
+    }
+}
+
+/* Bytes of all versions that stay when another one comes. */
+static uint64_t kept_bytes(const struct cst_space *space) {
+    const struct cst_list *it;
+    uint64_t n = 0;
+
+    for (it = space->sides.next; it != &space->sides; it = it->next)
+        n += at(it)->refs ? at(it)->side.len : 0;
+    return n;
+}
+
+int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap) {
+    size_t memory = cst_side_memory(space->desc) + ALIGN;
+    struct cst_side_data *side;
+    int r;
+
+    if (cap > space->store->options.side_bytes)
+        return CST_STORE_E_LIMIT;
+    r = cst_room_heap(space, sizeof(*side) + cap + memory);
+    if (r)
+        return r;
+    side = cst_calloc(1, sizeof(*side));
+    if (!side)
+        return cst_err(-ENOMEM);
+    cst_list_init(&side->link);
+    side->space = space;
+    side->cap = cap;
+    side->bytes = cst_malloc(cap);
+    side->memory = cst_malloc(memory);
+    count(side, bytes_of(side));
+    if (!side->bytes || !side->memory) {
+        (void)cst_side_free(side);
+        return cst_err(-ENOMEM);
+    }
+    *out = side;
+    return 0;
+}
+
+int cst_side_fill(struct cst_side_data *side, size_t len) {
+    const struct cst_descriptor *desc = side->space->desc;
+    uint8_t *memory = side->memory + (-(uintptr_t)side->memory & (ALIGN - 1));
+    uint8_t *less = len < side->cap ? cst_realloc(side->bytes, len) : NULL;
+
+    if (less) {
+        side->bytes = less;
+        side->cap = len;
+    }
+    return cst_side_parse(&side->side, side->bytes, len, desc, memory, cst_side_memory(desc));
+}
+
+int cst_side_publish(struct cst_side_data *side, uint32_t *version) {
+    struct cst_space *space = side->space;
+    struct cst_side_data *old = cst_side_newest(space);
+
+    if (old && !memcmp(old->side.hash, side->side.hash, sizeof(old->side.hash))) {
+        *version = old->side.version;
+        (void)cst_side_free(side);
+        return 0;
+    }
+    if (side->side.version <= space->last_side)
+        return CST_STORE_E_BAD_SIDE;
+    if (side->side.len + kept_bytes(space) > space->store->options.side_bytes)
+        return CST_STORE_E_LIMIT;
+    count(side, bytes_of(side));
+    space->last_side = *version = side->side.version;
+    cst_list_prepend(&space->sides, &side->link);
+    if (old && !old->refs)
+        (void)cst_side_free(old);
+    return 0;
+}
+
+/* ---- what others see ---- */
+
+static void describe(const struct cst_side_data *side, struct cst_side_info *out) {
+    *out = (struct cst_side_info){ .version = side->side.version, .size = side->side.len };
+    memcpy(out->hash, side->side.hash, sizeof(out->hash));
+}
+
+size_t cst_space_sides(const struct cst_space *space, struct cst_side_info *out, size_t max) {
+    const struct cst_list *it;
+    size_t n = 0;
+
+    for (it = space->sides.next; it != &space->sides && n < max; it = it->next)
+        describe(at(it), &out[n++]);
+    return n;
+}
+
+const uint8_t *cst_space_side_bytes(const struct cst_space *space, uint32_t version,
+                                    struct cst_side_info *info) {
+    const struct cst_side_data *side =
+        version ? cst_side_find(space, version) : cst_side_newest(space);
+
+    if (!side)
+        return NULL;
+    describe(side, info);
+    return side->bytes;
+}
+
+/* ---- puts ---- */
+
+/* Weights of K, then of V, one a layer. */
+static int fill_weights(struct cst_side_data *made, const struct cst_side *base, uint32_t version,
+                        const uint8_t *bytes) {
+    uint32_t n = base->n_layers;
+    cst_auto(cst_freep) float *weights = cst_malloc(2UL * n * sizeof(*weights));
+    int r;
+
+    if (!weights)
+        return cst_err(-ENOMEM);
+    memcpy(weights, bytes, 2UL * n * sizeof(*weights));
+    r = cst_side_set_weights(made->bytes, made->cap, base, version, weights, weights + n);
+    return r ? r : cst_side_fill(made, base->len);
+}
+
+static void put_run(struct cst_job *job) {
+    struct cst_side_put *put = cst_container_of(job, struct cst_side_put, job);
+
+    if (put->kind == CST_SIDE_PUT_WEIGHTS) {
+        put->result =
+            fill_weights(put->made, &put->base->side, put->base->side.version + 1, put->bytes);
+        return;
+    }
+    memcpy(put->made->bytes, put->bytes, put->size);
+    put->result = cst_side_fill(put->made, put->size);
+}
+
+static void put_done(struct cst_job *job) {
+    struct cst_side_put *put = cst_container_of(job, struct cst_side_put, job);
+    struct cst_space *space = put->space;
+    int r = put->result > 0 ? CST_STORE_E_BAD_SIDE : put->result;
+
+    cst_store_enter(space);
+    put->base = cst_side_unref(put->base);
+    if (!r)
+        r = cst_side_publish(put->made, &put->version);
+    if (r)
+        (void)cst_side_free(put->made);
+    cst_room_serve(space);
+    cst_store_leave(space);
+    put->done(put, r);
+}
+
+int cst_space_side_put(struct cst_space *space, enum cst_side_put_kind kind, const uint8_t *bytes,
+                       size_t size, struct cst_side_put *put) {
+    struct cst_side_data *base = cst_side_newest(space);
+    int r;
+
+    if (kind == CST_SIDE_PUT_WEIGHTS) {
+        if (!base)
+            return CST_STORE_E_NOT_FOUND;
+        if (size != 2UL * base->side.n_layers * sizeof(float) ||
+            base->side.version >= CST_SIDE_VERSION_MAX)
+            return CST_STORE_E_BAD_SIDE;
+    }
+    put->space = space;
+    put->kind = (uint8_t)kind;
+    put->bytes = bytes;
+    put->size = size;
+    r = cst_side_new(&put->made, space, kind == CST_SIDE_PUT_WEIGHTS ? base->side.len : size);
+    if (r)
+        return r;
+    put->base = kind == CST_SIDE_PUT_WEIGHTS ? cst_side_ref(base) : NULL;
+    put->job = (struct cst_job){ .run = put_run, .done = put_done };
+    cst_store_submit(space, &put->job, CST_JOB_BACKGROUND);
+    return 0;
+}

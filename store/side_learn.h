@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When a space learns its side data, and from what. Loop thread only. */
+#pragma once
+
+#include "codec/codec.h"
+
+#include <stdbool.h>
+
+struct cst_space;
+struct cst_store;
+
+/* How well the newest version fits what comes in: moving averages over frames made with it. */
+struct cst_drift {
+    uint32_t version, frames;
+    float bytes_first, bytes, error_first, error, missed;
+};
+
+/* A frame was made from `from` bytes with this preset's outcome; missed: its bound was missed
+ * before a safer preset was taken. */
+void cst_learn_note(struct cst_space *space, const struct cst_frame_info *info, bool missed);
+
+/* Encoding may wait: there will soon be side data, or more to learn them from. */
+bool cst_learn_waits(const struct cst_space *space);
+
+/* Starts learning where there is enough to learn from, or a reason to learn again. */
+void cst_learn_slice(struct cst_store *store);
+
+/* The store ends: what is being learned is given up soon. */
+void cst_learn_stop(struct cst_store *store);
