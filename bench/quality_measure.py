@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy
 import quality_documents
-from quality_engine import Model, dequantise, from_bf16, to_bf16
+from cistern._llama_engine import divergences, from_bf16, log_probabilities, to_bf16
+from quality_engine import Model, dequantise
 
 PREFIX, SCORED, LEARNED, N_CTX = 2048, 256, 1024, 2560
 HERE = Path(__file__).resolve().parent
@@ -25,12 +26,6 @@ def say(text):
     print(f"==> {text}", file=sys.stderr, flush=True)
 
 
-def log_probabilities(logits):
-    x = logits.astype(numpy.float64)
-    x -= x.max(axis=1, keepdims=True)
-    return x - numpy.log(numpy.exp(x).sum(axis=1, keepdims=True))
-
-
 class Difference:
     """Collects scored positions: how far one cache's predictions lie from the exact one's."""
 
@@ -38,15 +33,12 @@ class Difference:
         self.kl, self.same, self.loss = [], [], []
 
     def add(self, exact, other, following):
-        kl = []
-        for i in range(0, len(following), 16):  # small arrays stay in the processor's cache
-            p, q = log_probabilities(exact[i:i + 16]), log_probabilities(other[i:i + 16])
-            next_token = following[i:i + 16]
-            at = numpy.arange(len(next_token))
-            kl.append((numpy.exp(p) * (p - q)).sum(axis=1))
-            self.same.append(p.argmax(axis=1) == q.argmax(axis=1))
-            self.loss.append(p[at, next_token] - q[at, next_token])
-        self.kl.append(numpy.concatenate(kl))
+        self.kl.append(divergences(exact, other))
+        self.same.append(exact.argmax(axis=1) == other.argmax(axis=1))
+        for i in range(0, len(following), 16):
+            at = numpy.arange(len(following[i:i + 16])), following[i:i + 16]
+            p, q = (log_probabilities(x[i:i + 16])[at] for x in (exact, other))
+            self.loss.append(p - q)
 
     def figures(self):
         kl = numpy.concatenate(self.kl)
@@ -134,14 +126,14 @@ class Bench:
         for text in quality_documents.learned():
             say(f"computing {text.name} ({LEARNED} tokens, to learn from)")
             tokens = self.model.tokenize(text.text[:12 * LEARNED])[:LEARNED]
-            k, v = self.model.prefill(tokens)
+            k, v = self.model.compute(tokens)
             self.learned.write(text.name, tokens, k, v, self.model, domain=text.domain)
         for task in quality_documents.tasks():
             self._task(task)
         (self.cache / "complete").touch()
 
     def _document(self, text, tokens, following):
-        k, v = self.model.prefill(tokens)
+        k, v = self.model.compute(tokens)
         self.documents.write(text.name, tokens, k, v, self.model, domain=text.domain,
                              following=following)
         self.documents_f16.write(text.name, tokens, k, v, self.model)
@@ -179,7 +171,7 @@ class Bench:
                      for q in task.questions]
         if len(tokens) > N_CTX - 64:
             raise SystemExit(f"quality: {task.name} is too long")
-        k, v = self.model.prefill(tokens)
+        k, v = self.model.compute(tokens)
         self.tasks.write(task.name, tokens, k, v, self.model, domain=task.domain,
                          questions=questions)
 
