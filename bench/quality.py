@@ -41,6 +41,11 @@ def turboquant(bits, name):
     return Point(name, ["--preset", f"turboquant:{bits}"])
 
 
+def stepped(preset, name, step, learn):
+    return Point(f"{name}-{step}", ["--preset", preset, "--step", step],
+                 ["--step", step, *learn])
+
+
 SINGLE = [
     Point("lossless", ["--preset", "lossless"], targets={"ratio": (">=", 1.5)}),
     Point("int8", ["--preset", "int8"]),
@@ -48,12 +53,24 @@ SINGLE = [
     Point("kivi4", ["--preset", "kivi4"]),
     Point("kivi2", ["--preset", "kivi2"]),
 ]
-FAMILIES = {
-    "turboquant": [turboquant(b, f"turboquant-{b}" if b != "4" else "turboquant")
-                   for b in ("8", "6", "5", "4", "3", "2")],
-}
-FAMILIES["turboquant"][3].targets = {"ratio": (">=", 3.45), "kl": ("<=", 0.0035)}
-FAMILY_TARGETS = {}
+FAMILY_TARGETS = {("klt", "003"): 4.4, ("deep", "003"): 6.5, ("deep", "01"): 9,
+                  ("deep_steps", "003"): 7.8, ("deep_steps", "01"): 11,
+                  ("deep_steps", "015"): 12.5}
+
+
+def families(steps):
+    """Family -> points, from the smallest loss on. steps: a file of step weights."""
+    out = {
+        "turboquant": [turboquant(b, f"turboquant-{b}" if b != "4" else "turboquant")
+                       for b in ("8", "6", "5", "4", "3", "2")],
+        "klt": [stepped("klt", "klt", c, ["--no-predictors"])
+                for c in (".1", ".2", ".3", ".4", ".6")],
+        "deep": [stepped("deep", "deep", c, []) for c in (".12", ".2", ".4", ".7", "1.0")],
+        "deep_steps": [stepped("deep", "deep_steps", c, ["--steps", str(steps)])
+                       for c in (".12", ".2", ".4", ".7", "1.0", "1.3")],
+    }
+    out["turboquant"][3].targets = {"ratio": (">=", 3.45), "kl": ("<=", 0.0035)}
+    return out
 
 
 def crossing(points, limit):
@@ -124,8 +141,8 @@ def run(bench, report, only, tasks):
         if kind in exact:
             report.figure(f"quality.exact.{kind}", exact[kind], "share",
                           probability=round(exact[f"{kind}_p"], 3))
-    families = {f"{point.name}": [point] for point in SINGLE} | FAMILIES
-    for family, points in families.items():
+    singles = {point.name: [point] for point in SINGLE}
+    for family, points in (singles | families(bench.step_table())).items():
         measured = []
         for point in points:
             if only and family not in only and point.name not in only:

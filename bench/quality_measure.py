@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy
 import quality_documents
 from cistern._llama_engine import divergences, from_bf16, log_probabilities, to_bf16
+from cistern.calibrate import calibrate
 from quality_engine import Model, dequantise
 
-PREFIX, SCORED, LEARNED, N_CTX = 2048, 256, 1024, 2560
+PREFIX, SCORED, LEARNED, CALIBRATED, N_CTX = 2048, 256, 1024, 640, 2560
+STATES = 1  # another number when the way in which states are computed or kept changes
 HERE = Path(__file__).resolve().parent
 
 
@@ -106,9 +108,8 @@ class Bench:
     @staticmethod
     def _identity(engine):
         """Changes with whatever changes the states."""
-        digest = hashlib.sha256(engine.name.encode())
-        for name in ("quality_documents.py", "quality_engine.py", "quality_measure.py"):
-            digest.update((HERE / name).read_bytes())
+        digest = hashlib.sha256(f"{STATES} {engine.name} {PREFIX} {SCORED} {LEARNED}".encode())
+        digest.update((HERE / "quality_documents.py").read_bytes())
         return f"states-{digest.hexdigest()[:16]}"
 
     # ---- exact states ----
@@ -184,6 +185,17 @@ class Bench:
         if done.returncode:
             raise ValueError(f"cistern-codec refused {' '.join(arguments)}")
         return json.loads(done.stdout)["texts"]
+
+    def step_table(self):
+        """A file of step weights by the sensitivity of the model's layers, on two texts."""
+        path = self.cache / "steps.json"
+        if not path.exists():
+            say("measuring how sensitive the layers are")
+            texts = [self.learned.shape(name)["ids"][:CALIBRATED]
+                     for name in ("anarchism-prose", "policy")]
+            table = calibrate(self.model, texts, prefix=CALIBRATED - 128)
+            path.write_text(json.dumps(table.json()) + "\n")
+        return path
 
     def side_data(self, arguments, domain):
         """A file of what was learned on texts of other domains; learned once per build."""

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The commands encode, decode, compare and inspect. Each prints one JSON value; what goes wrong
- * goes to standard error, and no JSON is printed then, so a reader never takes half a result.
+ * goes to standard error, and no JSON is printed then, so a reader never takes half a
+ * result.
  */
 #include "base/macros.h"
 #include "base/mem.h"
 #include "client/ctl/ctl_out.h"
+#include "codec/side_format.h"
+#include "tools/codec_side.h"
 #include "tools/codec_text.h"
 #include "tools/codec_tool.h"
 
@@ -13,6 +16,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const size_t FRAMES_CAP = (size_t)16 << 30;
 
@@ -96,7 +100,7 @@ static void decoded_deinit(struct cst_tensor_file *t) {
 
 /* Decodes into a copy, measures, and writes the copy if asked for. */
 static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec_text *c,
-                              struct result *res) {
+                              const struct cst_side *side, struct result *res) {
     const struct cst_tensor_file *t = c->tensors;
     cst_auto(decoded_deinit) struct cst_tensor_file copy = *t;
     size_t size = (size_t)t->layers * t->tokens * cst_tensor_file_row(t);
@@ -108,22 +112,35 @@ static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec
     }
     if (!copy.part[0] || !copy.part[1] || !res->nmse[0] || !res->nmse[1])
         return -ENOMEM;
-    r = cst_codec_text_decode(c, o->params.side, &copy);
+    r = cst_codec_text_decode(c, side, &copy);
     for (int part = 0; part < 2 && !r; part++)
         cst_codec_text_nmse(t, &copy, part, res->nmse[part]);
     return r || !o->out ? r : cst_tensor_file_write(&copy, o->out);
+}
+
+/* params->side: the file's, if one was given. */
+static int read_side(const struct cst_tool_options *o, const struct cst_codec_text *c,
+                     struct cst_codec_side *side, const struct cst_side **ret_side) {
+    int r = o->side ? cst_codec_side_read(side, o->side, &c->desc) : 0;
+
+    *ret_side = o->side ? &side->side : NULL;
+    return r;
 }
 
 static int run_text(const struct cst_tool_options *o, const char *name, bool compare,
                     struct result *res) {
     cst_auto(cst_tensor_file_deinit) struct cst_tensor_file tensors = CST_TENSOR_FILE_NULL;
     cst_auto(cst_codec_text_deinit) struct cst_codec_text c = CST_CODEC_TEXT_NULL;
+    cst_auto(cst_codec_side_deinit) struct cst_codec_side side = CST_CODEC_SIDE_NULL;
+    struct cst_encode_params params = o->params;
     int r = cst_tensor_file_read(&tensors, o->folder, name, o->keys);
 
     if (!r)
         r = cst_codec_text_init(&c, &tensors, o->block_tokens);
     if (!r)
-        r = cst_codec_text_encode(&c, &o->params);
+        r = read_side(o, &c, &side, &params.side);
+    if (!r)
+        r = cst_codec_text_encode(&c, &params);
     if (r)
         return r;
     *res = (struct result){
@@ -135,7 +152,7 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
         .n_frames = c.n_frames,
         .error = c.error,
     };
-    return compare ? decode_and_measure(o, &c, res) : write_frames(&c, o->out);
+    return compare ? decode_and_measure(o, &c, params.side, res) : write_frames(&c, o->out);
 }
 
 static int run_texts(const struct cst_tool_options *o, bool compare) {
@@ -167,6 +184,8 @@ int cst_tool_compare(const struct cst_tool_options *o) {
 static int decode_text(const struct cst_tool_options *o, const char *name) {
     cst_auto(cst_tensor_file_deinit) struct cst_tensor_file tensors = CST_TENSOR_FILE_NULL;
     cst_auto(cst_codec_text_deinit) struct cst_codec_text c = CST_CODEC_TEXT_NULL;
+    cst_auto(cst_codec_side_deinit) struct cst_codec_side side = CST_CODEC_SIDE_NULL;
+    const struct cst_side *parsed = NULL;
     uint32_t block_tokens = o->block_tokens;
     char path[PATH_MAX];
     int r = cst_tensor_file_read_frames(&tensors, o->folder, name, &block_tokens);
@@ -177,7 +196,9 @@ static int decode_text(const struct cst_tool_options *o, const char *name) {
     if (!r)
         r = cst_file_read(path, FRAMES_CAP, &c.frames, &c.len);
     if (!r)
-        r = cst_codec_text_decode(&c, o->params.side, &tensors);
+        r = read_side(o, &c, &side, &parsed);
+    if (!r)
+        r = cst_codec_text_decode(&c, parsed, &tensors);
     if (!r)
         r = cst_tensor_file_write(&tensors, o->out);
     return r;
@@ -213,6 +234,32 @@ static void put_frame(const struct cst_frame_info *info) {
         cst_json_number("bits_k", info->bits_k);
         cst_json_number("bits_v", info->bits_v);
     }
+    if (info->side_version) {
+        cst_json_number("side_version", info->side_version);
+        cst_json_number("side_check", info->side_check);
+    }
+    cst_json_close('}');
+}
+
+static bool is_side_data(const uint8_t *bytes, size_t len) {
+    return len >= sizeof(struct cst_side_header) && !memcmp(bytes, CST_SIDE_MAGIC, 4);
+}
+
+static void put_side_data(const uint8_t *bytes, size_t len) {
+    struct cst_side_header head;
+    uint32_t step = 0;
+    float value;
+
+    memcpy(&head, bytes, sizeof(head));
+    step = cst_load32(&head.step);
+    memcpy(&value, &step, sizeof(value));
+    cst_json_open(NULL, '{');
+    cst_json_number("format", cst_load16(&head.format));
+    cst_json_number("version", cst_load16(&head.version));
+    cst_json_number("tokens", cst_load32(&head.tokens));
+    cst_json_real("step", (double)value);
+    cst_json_number("sections", cst_load32(&head.n_sections));
+    cst_json_number("bytes", len);
     cst_json_close('}');
 }
 
@@ -224,6 +271,10 @@ static int inspect_file(const char *path) {
 
     if (r)
         return r;
+    if (is_side_data(bytes, len)) {
+        put_side_data(bytes, len);
+        return 0;
+    }
     while (at < len) { /* all of them first: half a result is none */
         if (cst_frame_inspect(bytes + at, len - at, &info) || info.frame_bytes > len - at) {
             (void)fprintf(stderr, "cistern-codec: %s: no frame at byte %zu\n", path, at);

@@ -28,7 +28,9 @@ static const struct command {
     { "encode", "DIR OUT [NAME...]", "write OUT/NAME.frames", cst_tool_encode, true, true },
     { "decode", "DIR OUT [NAME...]", "frames in DIR to tensors in OUT", cst_tool_decode, true,
       true },
-    { "inspect", "FILE...", "say what frames hold", cst_tool_inspect, false, false },
+    { "learn", "DIR [NAME...]", "write side data of a model to --out FILE", cst_tool_learn, true,
+      false },
+    { "inspect", "FILE...", "say what frames or side data hold", cst_tool_inspect, false, false },
 };
 
 static const char usage_tail[] =
@@ -43,7 +45,11 @@ static const char usage_tail[] =
     "  --layers N         the same: layers that share a decomposition (default 1)\n"
     "  --step C           klt, deep: quantizer step over the deviation (default .4)\n"
     "  --keys KIND        rotated: as an engine stores them (default); plain: before the rotation\n"
-    "  --out DIR          compare: write the decoded tensors there\n"
+    "  --side FILE        side data that presets may use\n"
+    "  --out PATH         compare: write the decoded tensors there; learn: the side data\n"
+    "  --tokens N         learn: take at most N tokens of each text\n"
+    "  --steps FILE       learn: with the step weights of this table\n"
+    "  --no-predictors    learn: bases only\n"
     "  --help\n";
 
 static void usage(FILE *to) {
@@ -131,6 +137,18 @@ static int parse_option(struct cst_tool_options *o, int option, const char *valu
     case 'o':
         o->out = value;
         break;
+    case 's':
+        o->side = value;
+        break;
+    case 'w':
+        o->steps = value;
+        break;
+    case 't':
+        good = parse_count(value, 1, UINT32_MAX, &o->text_tokens);
+        break;
+    case 'n':
+        o->no_predictors = true;
+        break;
     default:
         return WRONG; /* getopt has said why */
     }
@@ -146,6 +164,10 @@ static int parse_options(struct cst_tool_options *o, int argc, char **argv, bool
         { "step", required_argument, NULL, 'c' },
         { "keys", required_argument, NULL, 'k' },
         { "out", required_argument, NULL, 'o' },
+        { "side", required_argument, NULL, 's' },
+        { "steps", required_argument, NULL, 'w' },
+        { "tokens", required_argument, NULL, 't' },
+        { "no-predictors", no_argument, NULL, 'n' },
         { "help", no_argument, NULL, 'h' },
         { 0 },
     };
@@ -178,6 +200,8 @@ static int run_command(const struct command *command, struct cst_tool_options *o
 
     if (n < (size_t)command->folder + command->out + !command->folder)
         return wrong("too few arguments for", command->name);
+    if (command->run == cst_tool_learn && !o->out)
+        return wrong("--out is missing for", command->name);
     if (command->folder)
         o->folder = *args++, n--;
     if (command->out)

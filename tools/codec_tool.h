@@ -15,6 +15,10 @@ struct cst_tool_options {
     uint32_t block_tokens;
     enum cst_keys keys;
     const char *folder, *out; /* out: NULL where the command doesn't write */
+    const char *side;         /* file of side data; NULL: none */
+    const char *steps;        /* learn: file with step weights; NULL: all are 1 */
+    uint32_t text_tokens;     /* learn: of each text at most; 0: all */
+    bool no_predictors;       /* learn */
     char **names;             /* texts of the folder */
     size_t n_names;
 };
@@ -22,5 +26,6 @@ struct cst_tool_options {
 int cst_tool_encode(const struct cst_tool_options *options);
 int cst_tool_decode(const struct cst_tool_options *options);
 int cst_tool_compare(const struct cst_tool_options *options);
+int cst_tool_learn(const struct cst_tool_options *options); /* writes the file `out` */
 /* names: files */
 int cst_tool_inspect(const struct cst_tool_options *options);

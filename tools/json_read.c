@@ -102,13 +102,35 @@ static void enter(struct cursor *c, const char *name, size_t n) {
     c->p = NULL;
 }
 
+/* To element `name`, a number, of the array at c. */
+static void enter_array(struct cursor *c, const char *name, size_t n) {
+    unsigned long index = 0;
+
+    for (size_t i = 0; i < n && c->p; i++) {
+        if (name[i] < '0' || name[i] > '9' || i > 8)
+            c->p = NULL;
+        else
+            index = 10 * index + (unsigned long)(name[i] - '0');
+    }
+    if (!c->p || !take(c, '['))
+        c->p = NULL;
+    for (; c->p && index; index--) {
+        skip_value(c);
+        if (!take(c, ','))
+            c->p = NULL;
+    }
+}
+
 static struct cursor find(struct cst_json_text json, const char *path) {
     struct cursor c = { json.text, json.text + json.len };
 
     for (const char *name = path; c.p && *name;) {
         size_t n = strcspn(name, ".");
 
-        enter(&c, name, n);
+        if (peek(&c) == '[')
+            enter_array(&c, name, n);
+        else
+            enter(&c, name, n);
         name += n + (name[n] == '.');
     }
     blanks(&c);

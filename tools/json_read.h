@@ -15,7 +15,8 @@ struct cst_json_text {
     size_t len;
 };
 
-/* path: names of members joined by points, "rope.base". Each returns whether there is such a value
+/* path: names of members, or numbers of elements of arrays, joined by points: "rope.base",
+ * "steps.0". Each returns whether there is such a value
  * of that type; *out stays untouched otherwise. Strings with escapes are not found. */
 bool cst_json_get_real(struct cst_json_text json, const char *path, double *out);
 bool cst_json_get_count(struct cst_json_text json, const char *path, uint32_t *out);

@@ -170,7 +170,7 @@ class Predictor:
             pass
         size = llama.llama_state_seq_get_size(self.ctx, 0)
         blob = numpy.empty(size, numpy.uint8)
-        into = (ctypes.c_uint8 * size).from_buffer(blob)
+        into = blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if llama.llama_state_seq_get_data(self.ctx, into, size, 0) != size:
             raise RuntimeError("the engine gave no state")
         return SequenceState(blob)
@@ -178,7 +178,7 @@ class Predictor:
     def load(self, state: SequenceState) -> None:
         """The sequence is this state afterwards."""
         blob = state.blob
-        data = (ctypes.c_uint8 * len(blob)).from_buffer(blob)
+        data = blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if llama.llama_state_seq_set_data(self.ctx, data, len(blob), 0) != len(blob):
             raise RuntimeError("the engine refused a state")
 

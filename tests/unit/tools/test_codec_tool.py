@@ -89,6 +89,29 @@ def test_errors_are_those_of_the_decoded_tensors(tmp_path: Path, preset: str) ->
         assert result[f"nmse_{letter}"] == pytest.approx(nmse.mean(), rel=1e-6)
 
 
+def test_side_data_are_learned_and_needed(tmp_path: Path) -> None:
+    shape = (2, 400, 2, 64)
+    write(tmp_path, "text", shape, "bf16")
+    side, frames, back = (tmp_path / name for name in ("side", "frames", "back"))
+    frames.mkdir()
+    back.mkdir()
+    weights = {"step_weight": {"K": [0.5, 1.0], "V": [2.0, 1.0]}}
+    (tmp_path / "steps").write_text(json.dumps(weights))
+    learned = json.loads(run("learn", "--out", side, "--steps", tmp_path / "steps", tmp_path))
+    assert (learned["bytes"], learned["tensors"]) == (side.stat().st_size, 4)
+    assert json.loads(run("inspect", side))["tokens"] == learned["tokens"] == 400 - SINKS
+
+    run("encode", "--preset", "klt", "--step", 0.2, "--side", side, tmp_path, frames)
+    run("decode", frames, back, code=1)
+    run("decode", "--side", side, frames, back)
+    for part, w in (("kpost", weights["step_weight"]["K"]), ("v", weights["step_weight"]["V"])):
+        a = values(tmp_path / f"text.{part}.raw", "bf16").reshape(shape)[:, SINKS:]
+        b = values(back / f"text.{part}.bf16", "bf16").reshape(shape)[:, SINKS:]
+        deviation = a.std(axis=1).mean(axis=(1, 2))
+        error = numpy.sqrt(((a - b) ** 2).mean(axis=(1, 2, 3))) / deviation
+        assert error == pytest.approx(numpy.array(w) * 0.2 / 12**0.5, rel=0.05)
+
+
 def test_frames_of_one_text_decode_into_that_text_only(tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     write(tmp_path, "a", (1, 40, 2, 64), "bf16")
