@@ -113,6 +113,9 @@ struct cst_seg_user {
     void (*gone)(void *arg, void *owner, enum cst_seg_gone why);
     /* Until when the record is pinned (as in struct cst_seg_record); for checkpoints. */
     uint64_t (*pinned_until)(void *arg, void *owner);
+    /* A store that was answered CST_SEG_E_BUSY or _FULL may get on now. May call cst_seg_store().
+     */
+    void (*room)(void *arg);
     /* One sentence for the operator. Also from cst_seg_open(). */
     void (*note)(void *arg, const char *sentence);
     void *arg;
@@ -243,8 +246,8 @@ struct cst_seg_read {
     struct cst_aio_op op;
     struct cst_job job;
     uint64_t bytes;
+    uint32_t chunk;
     int status;
-    void *side; /* keys and expectations of the job */
 };
 
 /* done() follows, never before the return. In the order of the calls, as far as the aio goes. */

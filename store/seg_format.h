@@ -102,6 +102,7 @@ enum cst_disk_type {
     CST_DISK_BLOCK = 1, /* a block of a space: meta = cst_disk_block + lists, payload = a frame */
     CST_DISK_SPACE = 2, /* what a space is: meta = cst_disk_space + canonical bytes, no payload */
     CST_DISK_SIDE = 3,  /* a part of side data: meta = cst_disk_side, payload = its bytes */
+    CST_DISK_VOID = 4,  /* keeps a place: no meta, no payload, payload_offset 0 */
 };
 
 /*
@@ -255,8 +256,9 @@ struct cst_disk_checkpoint {
 };
 _Static_assert(sizeof(struct cst_disk_checkpoint) == 128, "docs/disk-format.md section 6");
 
-/* Followed by (n_slots + 63) / 64 u64 words, bit (slot % 64) of word (slot / 64) set: this record
- * was dropped; then n_pins of cst_disk_pin. Counts for a segment with the same fill and start. */
+/* n_slots 0: the segment had been given up, nothing in it counts. Followed by (n_slots + 63) / 64
+ * u64 words, bit (slot % 64) of word (slot / 64) set: this record was dropped; then n_pins of
+ * cst_disk_pin. Counts for a segment with the same fill and start. */
 struct cst_disk_mark {
     struct cst_le32 segment;
     struct cst_le32 n_slots;

@@ -1,0 +1,538 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine of the disk tier: opening, closing, and what its files share. In parts:
+ *
+ *   seg_open     the directory: superblock, lock, which files there are
+ *   seg_keys     root key and keys of namespaces      seg_crypt   sealed messages, HKDF
+ *   seg_space    namespaces, spaces                    seg_meta    bytes of metas, checks of heads
+ *   seg_write    records on their way to the disk      seg_segment the life of a segment
+ *   seg_read     records on their way back             seg_evict   victims, moves
+ *   seg_recover  what a start finds                    seg_checkpoint  marks that segments can't
+ * hold
+ *
+ *   free -> open -> (finish) closing -> closed -> (evict) evicting -> free
+ *            '-- a write failed: closed without a chance of being used again in this run
+ *
+ * This file owns the superblock and the table of segments.
+ * Invariants: 1. nothing in the directory is written before the superblock is locked and
+ * understood;
+ * 2. a file of a segment is opened once, and closed with the engine; 3. files that weren't
+ * understood are never written or removed. Loop thread only.
+ */
+#include "base/err.h"
+#include "base/mem.h"
+#include "store/seg_core.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { SMALL_MAX = 64 << 20, FILES_MAX = CST_AIO_FILES_MAX - 16 };
+#define DEFAULT_SEGMENT (UINT64_C(64) << 20)
+
+uint64_t cst_seg_unix(const struct cst_seg *seg) {
+    return seg->env.unix_s ? seg->env.unix_s() : (uint64_t)time(NULL);
+}
+
+void cst_seg_note(struct cst_seg *seg, const char *format, ...) {
+    char text[400];
+    va_list ap;
+
+    if (!seg->env.user.note)
+        return;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    seg->env.user.note(seg->env.user.arg, text);
+}
+
+CST_PRINTF(3, 4)
+static int refuse(char *message, size_t cap, const char *format, ...) {
+    va_list ap;
+
+    va_start(ap, format);
+    (void)vsnprintf(message, cap, format, ap);
+    va_end(ap);
+    return CST_SEG_E_REFUSED;
+}
+
+void cst_seg_error(struct cst_seg *seg, int r) {
+    uint32_t most = seg->options.errors_max ? seg->options.errors_max : 16;
+
+    (void)r;
+    seg->stats.errors++;
+    if (seg->stats.errors >= most && !seg->off) {
+        seg->off = true;
+        cst_seg_note(seg,
+                     "the disk tier is off after %llu errors: check the device, then restart the "
+                     "daemon",
+                     (unsigned long long)seg->stats.errors);
+    }
+}
+
+void cst_seg_version_set(struct cst_disk_version *v) {
+    *v = (struct cst_disk_version){ 0 };
+    cst_store32(&v->version, CST_DISK_VERSION);
+}
+
+bool cst_seg_version_is_known(const struct cst_disk_version *v, bool *write) {
+    *write = !(cst_load32(&v->ro_compat) & ~(uint32_t)CST_DISK_RO_COMPAT);
+    return cst_load32(&v->version) == CST_DISK_VERSION &&
+           !(cst_load32(&v->incompat) & ~(uint32_t)CST_DISK_INCOMPAT);
+}
+
+/* ---- small files ---- */
+
+static int write_small(struct cst_seg *seg, const char *name, const void *data, size_t n,
+                       bool sync) {
+    struct cst_aio_file *file;
+    int r = cst_aio_open(seg->env.aio, name, CST_AIO_CREATE | CST_AIO_BUFFERED, &file);
+
+    if (r)
+        return cst_fold(r);
+    r = cst_aio_resize(file, 0);
+    if (!r)
+        r = cst_aio_now(file, CST_AIO_WRITE, (void *)(uintptr_t)data, 0, n);
+    if (!r && sync)
+        r = cst_aio_now(file, CST_AIO_SYNC, NULL, 0, 0);
+    (void)cst_aio_close(file);
+    return r == CST_AIO_E_FULL ? cst_err(-ENOSPC) : cst_fold(r);
+}
+
+int cst_seg_replace(struct cst_seg *seg, const char *name, const void *data, size_t n, bool sync) {
+    char new[64];
+    int r;
+
+    (void)snprintf(new, sizeof(new), "%s%s", name, CST_DISK_NEW_SUFFIX);
+    r = write_small(seg, new, data, n, sync);
+    if (!r)
+        r = cst_fold(cst_aio_rename(seg->env.aio, new, name));
+    if (!r && sync)
+        r = cst_fold(cst_aio_sync_directory(seg->env.aio));
+    return r;
+}
+
+int cst_seg_slurp(struct cst_seg *seg, const char *name, size_t cap, uint8_t **out, size_t *n) {
+    cst_auto(cst_freep) uint8_t *data = NULL;
+    struct cst_aio_file *file;
+    uint64_t size = 0;
+    int r = cst_aio_open(seg->env.aio, name, CST_AIO_BUFFERED | CST_AIO_READ_ONLY, &file);
+
+    if (r)
+        return r == CST_AIO_E_ABSENT ? r : cst_fold(r);
+    r = cst_aio_size(file, &size);
+    if (!r && size > cap)
+        r = cst_err(-EFBIG);
+    data = cst_malloc(size + 8);
+    if (!r && !data)
+        r = cst_err(-ENOMEM);
+    if (!r && size)
+        r = cst_aio_now(file, CST_AIO_READ, data, 0, size);
+    (void)cst_aio_close(file);
+    if (r)
+        return cst_fold(r);
+    *out = cst_steal(&data);
+    *n = size;
+    return 0;
+}
+
+/* ---- which files there are ---- */
+
+struct listing {
+    uint32_t *ids;
+    size_t n, cap;
+    bool ours, others, news; /* keys or a checkpoint; anything else; files being written */
+    int status;
+};
+
+static bool is_name(const char *name, const char *of) {
+    size_t n = strlen(of);
+
+    return !strncmp(name, of, n) && (!name[n] || !strcmp(name + n, CST_DISK_NEW_SUFFIX));
+}
+
+/* The id of a segment's file, or -1. */
+static int64_t segment_id(const char *name) {
+    char again[32], *end;
+    unsigned long id;
+
+    if (strncmp(name, "seg-", 4))
+        return -1;
+    id = strtoul(name + 4, &end, 16);
+    if (*end || id > UINT32_MAX)
+        return -1;
+    (void)snprintf(again, sizeof(again), CST_DISK_SEGMENT_NAME, (unsigned)id);
+    return strcmp(again, name) ? -1 : (int64_t)id;
+}
+
+static int list_one(void *arg, const char *name) {
+    struct listing *l = arg;
+    int64_t id = segment_id(name);
+    uint32_t *ids;
+
+    if (id >= 0) {
+        if (l->n == l->cap) {
+            ids = cst_realloc(l->ids, (2 * l->cap + 64) * sizeof(*ids));
+            if (!ids)
+                return cst_err(-ENOMEM);
+            l->ids = ids;
+            l->cap = 2 * l->cap + 64;
+        }
+        l->ids[l->n++] = (uint32_t)id;
+    } else if (is_name(name, CST_DISK_KEYS_NAME) || is_name(name, CST_DISK_CHECKPOINT_NAME)) {
+        l->ours = true;
+    } else if (name[0] != '.' && strcmp(name, CST_DISK_SUPER_NAME) && strcmp(name, "lost+found")) {
+        l->others = true;
+    }
+    return 0;
+}
+
+/* ---- superblock ---- */
+
+static uint64_t default_segment_bytes(uint64_t bytes) {
+    uint64_t n = DEFAULT_SEGMENT;
+
+    while (n < CST_DISK_SEGMENT_BYTES_MAX && bytes / n > CST_SEG_FILES_DEFAULT)
+        n *= 2;
+    while (n > CST_DISK_SEGMENT_BYTES_MIN && bytes / n < 8)
+        n /= 2;
+    return n;
+}
+
+static int super_new(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
+    struct cst_disk_super super = { 0 };
+    uint64_t bytes = seg->options.segment_bytes ? seg->options.segment_bytes
+                                                : default_segment_bytes(seg->options.bytes);
+    int r;
+
+    if (l->n || l->ours)
+        return refuse(message, cap,
+                      "the disk tier's directory has segments but no valid file "
+                      "%s (half copied?): copy all of it again, or empty it",
+                      CST_DISK_SUPER_NAME);
+    if (l->others)
+        return refuse(message, cap,
+                      "the disk tier's directory holds other files: give it one of its own");
+    if (bytes % CST_DISK_CHUNK || bytes < CST_DISK_SEGMENT_BYTES_MIN ||
+        bytes > CST_DISK_SEGMENT_BYTES_MAX)
+        return refuse(
+            message, cap,
+            "segments of the disk tier are multiples of 4096 bytes from 256 KiB to 4 GiB, "
+            "not %llu bytes",
+            (unsigned long long)bytes);
+    memcpy(super.magic, CST_DISK_SUPER_MAGIC, sizeof(super.magic));
+    cst_seg_version_set(&super.version);
+    r = seg->env.random->fill(seg->env.random, super.uuid, sizeof(super.uuid));
+    if (r)
+        return r;
+    cst_store64(&super.segment_bytes, bytes);
+    cst_store64(&super.created, cst_seg_unix(seg));
+    cst_seg_crc_set(&super, sizeof(super));
+    r = cst_aio_now(seg->super, CST_AIO_WRITE, &super, 0, sizeof(super));
+    if (!r)
+        r = cst_aio_now(seg->super, CST_AIO_SYNC, NULL, 0, 0);
+    if (!r)
+        r = cst_aio_sync_directory(seg->env.aio);
+    if (r == CST_AIO_E_FULL)
+        return refuse(message, cap, "the disk tier's file system is full: make room on it");
+    if (r)
+        return cst_fold(r);
+    memcpy(seg->uuid, super.uuid, sizeof(seg->uuid));
+    seg->segment_bytes = bytes;
+    return 0;
+}
+
+/* Nothing was ever written to it: its directory was new when the machine stopped. */
+static bool is_blank(const struct cst_disk_super *super, uint64_t size) {
+    static const struct cst_disk_super zero;
+
+    return !size || (size <= sizeof(*super) && !memcmp(super, &zero, size));
+}
+
+static int super_read(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
+    struct cst_disk_super super = { 0 };
+    uint64_t size = 0;
+    bool write;
+    int r = cst_aio_size(seg->super, &size);
+
+    if (!r && size)
+        r = cst_aio_now(seg->super, CST_AIO_READ, &super, 0, CST_MIN(size, sizeof(super)));
+    if (r)
+        return cst_fold(r);
+    if (is_blank(&super, size))
+        return super_new(seg, l, message, cap);
+    if (size < sizeof(super) || memcmp(super.magic, CST_DISK_SUPER_MAGIC, sizeof(super.magic)))
+        return refuse(message, cap,
+                      "the file %s of the disk tier is damaged: restore it, or empty the directory",
+                      CST_DISK_SUPER_NAME);
+    if (!cst_seg_version_is_known(&super.version, &write))
+        return refuse(message, cap,
+                      "the disk tier was written in format %u (features %#x), this daemon knows "
+                      "format %u: start the daemon that wrote it, or give another directory",
+                      cst_load32(&super.version.version), cst_load32(&super.version.incompat),
+                      CST_DISK_VERSION);
+    seg->segment_bytes = cst_load64(&super.segment_bytes);
+    if (!cst_seg_crc_is(&super, sizeof(super)) || seg->segment_bytes % CST_DISK_CHUNK ||
+        seg->segment_bytes < CST_DISK_SEGMENT_BYTES_MIN ||
+        seg->segment_bytes > CST_DISK_SEGMENT_BYTES_MAX)
+        return refuse(message, cap,
+                      "the file %s of the disk tier is damaged: restore it, or empty the directory",
+                      CST_DISK_SUPER_NAME);
+    memcpy(seg->uuid, super.uuid, sizeof(seg->uuid));
+    if (!write) {
+        seg->read_only = true;
+        cst_seg_note(seg, "the disk tier was written by a newer daemon: it is only read");
+    }
+    return 0;
+}
+
+static int super_open(struct cst_seg *seg, char *message, size_t cap) {
+    int r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME, CST_AIO_CREATE | CST_AIO_BUFFERED,
+                         &seg->super);
+
+    if (r == -EACCES || r == -EPERM || r == -EROFS)
+        return refuse(message, cap,
+                      "the disk tier's directory isn't writable for the daemon: give it to the "
+                      "daemon's user, or name another one");
+    if (r == CST_AIO_E_ABSENT || r == -ENOENT || r == -ENOTDIR)
+        return refuse(message, cap, "the disk tier's directory doesn't exist: create it");
+    if (r == CST_AIO_E_FULL || r == -ENOSPC)
+        return refuse(message, cap, "the disk tier's file system is full: make room on it");
+    if (r)
+        return cst_fold(r);
+    r = cst_aio_lock(seg->super);
+    if (r == CST_AIO_E_LOCKED)
+        return refuse(
+            message, cap,
+            "another daemon uses the disk tier's directory: stop it, or name another one");
+    return cst_fold(r);
+}
+
+/* ---- segments ---- */
+
+static int segment_open(struct cst_seg *seg, uint32_t id, char *message, size_t cap) {
+    struct cst_seg_segment *s = &seg->segments[id];
+    char name[32];
+    uint64_t size = 0;
+    int r;
+
+    (void)snprintf(name, sizeof(name), CST_DISK_SEGMENT_NAME, id);
+    r = cst_aio_open(seg->env.aio, name, 0, &s->file);
+    if (r) {
+        s->state = CST_SEG_FOREIGN;
+        seg->stats.segments_foreign++;
+        cst_seg_note(seg, "the disk tier can't use its file %s: it is left alone", name);
+        return 0;
+    }
+    r = cst_aio_lock(s->file); /* writes of a daemon that was killed may still be under way */
+    if (r == CST_AIO_E_LOCKED)
+        return refuse(message, cap,
+                      "another process holds the disk tier's file %s: wait for its end, or stop it",
+                      name);
+    if (!r)
+        r = cst_aio_size(s->file, &size);
+    s->state = CST_SEG_CLOSED;
+    s->allocated = size >= seg->segment_bytes;
+    seg->n_files++;
+    return cst_fold(r);
+}
+
+static int segments_open(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
+    uint32_t n = seg->n_allowed;
+    int r = 0;
+
+    for (size_t i = 0; i < l->n; i++)
+        n = CST_MAX(n, l->ids[i] < FILES_MAX ? l->ids[i] + 1 : 0);
+    seg->segments = cst_calloc(n, sizeof(*seg->segments));
+    if (!seg->segments)
+        return cst_err(-ENOMEM);
+    seg->n_segments = n;
+    for (uint32_t id = 0; id < n; id++) {
+        struct cst_seg_segment *s = &seg->segments[id];
+
+        s->seg = seg;
+        s->id = id;
+        cst_list_init(&s->link);
+    }
+    for (size_t i = 0; i < l->n && !r; i++)
+        if (l->ids[i] < n)
+            r = segment_open(seg, l->ids[i], message, cap);
+    return r;
+}
+
+static int check_options(struct cst_seg *seg, char *message, size_t cap) {
+    uint64_t n = seg->options.bytes / seg->segment_bytes;
+
+    if (n < 2)
+        return refuse(
+            message, cap,
+            "the disk tier has segments of %llu bytes and needs two at least: give it more "
+            "than %llu bytes",
+            (unsigned long long)seg->segment_bytes, (unsigned long long)seg->options.bytes);
+    if (seg->options.segment_bytes && seg->options.segment_bytes != seg->segment_bytes)
+        cst_seg_note(seg, "the disk tier keeps its segments of %llu bytes",
+                     (unsigned long long)seg->segment_bytes);
+    if (n > FILES_MAX) {
+        n = FILES_MAX;
+        cst_seg_note(seg, "the disk tier takes %u segments of %llu bytes at most",
+                     (unsigned)FILES_MAX, (unsigned long long)seg->segment_bytes);
+    }
+    seg->n_allowed = (uint32_t)n;
+    seg->chunks = (uint32_t)(seg->segment_bytes / CST_DISK_CHUNK);
+    return 0;
+}
+
+static int open_all(struct cst_seg *seg, char *message, size_t cap) {
+    struct listing l = { 0 };
+    int r = super_open(seg, message, cap);
+
+    if (!r)
+        r = cst_fold(cst_aio_list(seg->env.aio, list_one, &l));
+    if (!r)
+        r = super_read(seg, &l, message, cap);
+    if (!r)
+        r = check_options(seg, message, cap);
+    if (!r)
+        r = segments_open(seg, &l, message, cap);
+    if (!r && seg->options.crypt == CST_SEG_CRYPT_AES)
+        r = cst_seg_keys_open(seg, l.n, message, cap);
+    cst_free(l.ids);
+    return r;
+}
+
+int cst_seg_open(struct cst_seg **out, const struct cst_seg_options *options,
+                 const struct cst_seg_env *env, char *message, size_t cap) {
+    cst_auto(cst_seg_freep) struct cst_seg *seg = cst_calloc(1, sizeof(*seg));
+    int r;
+
+    if (!seg)
+        return cst_err(-ENOMEM);
+    if (cap)
+        message[0] = 0;
+    seg->options = *options;
+    seg->env = *env;
+    cst_list_init(&seg->free);
+    cst_list_init(&seg->namespaces);
+    cst_list_init(&seg->spaces);
+    cst_list_init(&seg->ring.parts);
+    cst_list_init(&seg->reading);
+    r = open_all(seg, message, cap);
+    if (!r)
+        r = env->random->fill(env->random, seg->salt, sizeof(seg->salt));
+    if (!r)
+        r = cst_seg_ring_init(seg, options->buffer_bytes);
+    if (r)
+        return r;
+    seg->rate_at_ns = cst_seg_now(seg);
+    seg->rate_left = 2 * options->write_rate;
+    *out = cst_steal(&seg);
+    return 0;
+}
+
+static void segment_deinit(struct cst_seg_segment *s) {
+    assert(!s->readers && !s->writers);
+    s->file = cst_aio_close(s->file);
+    s->slots = cst_free(s->slots);
+    s->body = cst_free(s->body);
+    s->spaces = cst_free(s->spaces);
+    OPENSSL_cleanse(&s->seal, sizeof(s->seal));
+}
+
+struct cst_seg *cst_seg_free(struct cst_seg *seg) {
+    if (!seg)
+        return NULL;
+    assert(!seg->busy);
+    cst_seg_evict_free(seg);
+    for (uint32_t i = 0; i < seg->n_segments; i++)
+        segment_deinit(&seg->segments[i]);
+    cst_free(seg->segments);
+    cst_seg_spaces_free(seg);
+    cst_seg_ring_deinit(seg);
+    seg->super = cst_aio_close(seg->super);
+    OPENSSL_cleanse(&seg->keys, sizeof(seg->keys));
+    return cst_free(seg);
+}
+
+int cst_seg_close(struct cst_seg *seg) {
+    struct cst_list *it;
+    int r = 0;
+
+    assert(!seg->busy);
+    if (seg->off || seg->read_only || !seg->recovered)
+        return 0;
+    for (it = seg->namespaces.next; it != &seg->namespaces && !r; it = it->next) {
+        struct cst_seg_ns *ns = cst_list_entry(it, struct cst_seg_ns, link);
+
+        if (ns->open)
+            r = cst_segment_close_now(ns->open);
+    }
+    for (uint32_t i = 0; i < seg->n_segments && !r; i++)
+        if (seg->segments[i].unsynced && seg->segments[i].file)
+            r = cst_fold(cst_aio_now(seg->segments[i].file, CST_AIO_SYNC, NULL, 0, 0));
+    if (!r)
+        r = cst_seg_checkpoint_now(seg, true);
+    seg->off = true;
+    return r;
+}
+
+size_t cst_seg_busy(const struct cst_seg *seg) {
+    return seg->busy;
+}
+
+void cst_seg_tick(struct cst_seg *seg) {
+    uint64_t now = cst_seg_now(seg), since = now - seg->checkpoint_ns;
+
+    if (seg->off || seg->read_only || !seg->recovered)
+        return;
+    cst_seg_spare(seg);
+    if ((seg->changed && since >= CST_SEG_CHECKPOINT_S * CST_NS_PER_S) ||
+        (seg->hurry && since >= CST_NS_PER_S)) {
+        seg->checkpoint_ns = now;
+        if (cst_seg_checkpoint_now(seg, false))
+            cst_seg_error(seg, -EIO);
+    }
+}
+
+struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref ref,
+                                  struct cst_seg_segment **segment) {
+    struct cst_seg_segment *s;
+
+    if (ref.segment >= seg->n_segments)
+        return NULL;
+    s = &seg->segments[ref.segment];
+    if ((uint32_t)s->fill != ref.fill || ref.slot >= s->n_slots || !s->slots[ref.slot].owner)
+        return NULL;
+    if (segment)
+        *segment = s;
+    return &s->slots[ref.slot];
+}
+
+void cst_seg_set_owner(struct cst_seg *seg, struct cst_seg_ref ref, void *owner) {
+    struct cst_seg_slot *slot = cst_seg_find(seg, ref, NULL);
+
+    assert(owner);
+    if (slot)
+        slot->owner = owner;
+}
+
+void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out) {
+    *out = seg->stats;
+    out->off = seg->off;
+    out->read_only = seg->read_only;
+    out->encrypted = seg->options.crypt == CST_SEG_CRYPT_AES;
+    out->bytes = seg->n_allowed * seg->segment_bytes;
+    out->segment_bytes = seg->segment_bytes;
+    out->segments = seg->n_files;
+    out->segments_free = seg->n_free;
+    for (const struct cst_list *it = seg->namespaces.next; it != &seg->namespaces; it = it->next) {
+        const struct cst_seg_ns *ns =
+            cst_list_entry((struct cst_list *)it, struct cst_seg_ns, link);
+
+        out->records += ns->records;
+        out->record_bytes += ns->chunks * CST_DISK_CHUNK;
+    }
+}

@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns records on their way to the disk.
+ *
+ *   sealing (a job, small ones at once) -> payload (what follows the head's chunks is written)
+ *     -> ready (waits for its turn) -> head (its first chunks are written) -> the record exists
+ *
+ * Invariants: 1. a head is written when the payload's write has ended well; 2. heads of a namespace
+ * are written in the order of stores, and one write of heads at a time: after a kill there is no
+ * gap before a record that exists; heads that lie side by side, of records that are nothing but a
+ * head, go in one write; 3. a record that came to nothing before its head was written leaves a void
+ * in its place;
+ * 4. when a write fails, all records behind it in the segment fail, too; 5. a user is told once,
+ * never from within its call. Loop thread, but for the job, which touches the write's buffer, its
+ * seal and the user's payload.
+ */
+#include "base/err.h"
+#include "base/mem.h"
+#include "store/seg_core.h"
+
+#include <assert.h>
+#include <errno.h>
+
+enum { PAYLOAD_AAD = offsetof(struct cst_disk_record, payload_tag) };
+
+static struct cst_disk_record *head_of(const struct cst_seg_write *w) {
+    return (struct cst_disk_record *)w->part.data;
+}
+
+void cst_seg_room(struct cst_seg *seg) {
+    if (seg->env.user.room && !seg->off)
+        seg->env.user.room(seg->env.user.arg);
+}
+
+/* ---- sealing ---- */
+
+static int seal_meta(struct cst_seg_write *w) {
+    struct cst_disk_record *head = head_of(w);
+    const struct cst_seal_aad aad = { head, offsetof(struct cst_disk_record, meta_tag), NULL, 0 };
+    int r = cst_seal(&w->seal, cst_load64(&head->meta_nonce), aad, head + 1, head + 1,
+                     cst_load32(&head->meta_bytes), head->meta_tag, NULL);
+
+    cst_seg_crc_set(head, sizeof(*head));
+    return r;
+}
+
+static void seal_run(struct cst_job *job) {
+    struct cst_seg_write *w = cst_container_of(job, struct cst_seg_write, job);
+    struct cst_disk_record *head = head_of(w);
+    const struct cst_seal_aad aad = { head, PAYLOAD_AAD, w->key, sizeof(w->key) };
+    uint32_t crc;
+
+    w->status = cst_seal(&w->seal, cst_load64(&head->payload_nonce), aad, w->payload,
+                         w->part.data + cst_load32(&head->payload_offset),
+                         cst_load64(&head->payload_bytes), head->payload_tag, &crc);
+    if (!w->status && w->payload && crc != w->payload_crc)
+        w->status = CST_SEG_E_CORRUPT;
+    if (!w->status)
+        w->status = seal_meta(w);
+}
+
+/* The record came to nothing: what lies in its place says so, and the index, too. */
+static void make_void(struct cst_seg_write *w) {
+    struct cst_disk_record *head = head_of(w);
+
+    cst_segment_void_entry(w->segment, w->body_end, cst_load32(&head->meta_bytes));
+    head->type = CST_DISK_VOID;
+    memset(head->payload_tag, 0, sizeof(head->payload_tag));
+    cst_store32(&head->meta_bytes, 0);
+    cst_store32(&head->payload_offset, 0);
+    cst_store64(&head->payload_bytes, 0);
+    cst_store64(&head->meta_nonce, ++w->segment->nonce);
+    cst_store64(&head->payload_nonce, ++w->segment->nonce);
+    memset(head + 1, 0, CST_DISK_CHUNK - sizeof(*head));
+    w->head_chunks = 1;
+    w->owner = NULL;
+    if (seal_meta(w))
+        cst_segment_fail(w->segment, -EIO);
+}
+
+static void payload_written(struct cst_aio_op *op, int res) {
+    struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
+    struct cst_seg_ns *ns = w->segment->ns;
+
+    w->busy = false;
+    w->state = CST_WRITE_READY;
+    if (res)
+        cst_segment_fail(w->segment, res);
+    cst_seg_pump(ns);
+}
+
+static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op, int res),
+                     uint32_t chunk, uint64_t length) {
+    w->op = (struct cst_aio_op){
+        .done = done,
+        .file = w->segment->file,
+        .code = CST_AIO_WRITE,
+        .data = w->part.data + cst_chunk_offset(chunk),
+        .offset = cst_chunk_offset(w->chunk + chunk),
+        .length = length,
+    };
+    cst_aio_submit(w->segment->seg->env.aio, &w->op);
+}
+
+static void sealed(struct cst_seg_write *w) {
+    w->busy = false;
+    w->state = CST_WRITE_READY;
+    if (w->failed)
+        return;
+    if (w->status)
+        make_void(w);
+    else if (w->n_chunks > w->head_chunks) {
+        w->busy = true;
+        w->state = CST_WRITE_PAYLOAD;
+        write_op(w, payload_written, w->head_chunks,
+                 cst_chunk_offset(w->n_chunks - w->head_chunks));
+    }
+}
+
+static void seal_done(struct cst_job *job) {
+    struct cst_seg_write *w = cst_container_of(job, struct cst_seg_write, job);
+    struct cst_seg_ns *ns = w->segment->ns;
+
+    sealed(w);
+    cst_seg_pump(ns);
+}
+
+/* ---- the end of a write ---- */
+
+static void count(struct cst_seg_write *w) {
+    struct cst_seg_stats *stats = &w->segment->seg->stats;
+    uint64_t bytes = cst_chunk_offset(w->n_chunks);
+
+    if (w->store) {
+        stats->stored++;
+        stats->stored_bytes += bytes;
+    } else if (w->move) {
+        stats->moved++;
+        stats->moved_bytes += bytes;
+    } else {
+        stats->overhead_bytes += bytes;
+    }
+}
+
+/* w is gone. */
+static void tell(struct cst_seg_write *w, int status) {
+    struct cst_seg_segment *s = w->segment;
+    struct cst_seg *seg = s->seg;
+    struct cst_seg_store *store = w->store;
+    struct cst_seg_move *move = w->move;
+    struct cst_seg_ref ref = cst_segment_ref(s, w->slot);
+
+    cst_list_unlink(&w->link);
+    cst_seg_ring_give(seg, &w->part);
+    cst_free(w);
+    s->writers--;
+    seg->busy--;
+    if (store) {
+        store->write = NULL;
+        store->done(store, status);
+    } else if (move) {
+        cst_seg_move_done(move, status, ref);
+    }
+    cst_segment_settle(s);
+}
+
+static bool parent_is_live(const struct cst_seg_write *w) {
+    return !w->has_parent || cst_seg_find(w->segment->seg, w->parent, NULL);
+}
+
+/* The head is on disk: the record exists. */
+static void publish(struct cst_seg_write *w) {
+    struct cst_seg_segment *s = w->segment;
+
+    if (w->slot == UINT32_MAX)
+        return;
+    assert(w->slot == s->n_slots);
+    if (w->owner && !parent_is_live(w)) {
+        w->owner = NULL;
+        w->status = CST_SEG_E_PARENT;
+    }
+    s->body_end = w->body_end;
+    cst_segment_publish(s, w->chunk, w->n_chunks, w->owner);
+    if (!w->status)
+        count(w);
+    s->seg->changed |= w->owner != NULL;
+}
+
+static void heads_written(struct cst_aio_op *op, int res) {
+    struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
+    struct cst_seg_segment *s = w->segment;
+    struct cst_seg_ns *ns = s->ns;
+    uint32_t n = ns->n_heading;
+    struct cst_list told = CST_LIST_INIT(told), *it, *tmp;
+
+    ns->n_heading = 0;
+    if (res)
+        cst_segment_fail(s, res);
+    for (it = ns->writes.next; n; n--, it = tmp) {
+        tmp = it->next;
+        w = cst_list_entry(it, struct cst_seg_write, link);
+        w->busy = false;
+        if (w->failed)
+            continue;
+        publish(w);
+        cst_list_unlink(it);
+        cst_list_append(&told, it);
+    }
+    while ((it = cst_list_first(&told))) {
+        w = cst_list_entry(it, struct cst_seg_write, link);
+        tell(w, w->status);
+    }
+    cst_seg_pump(ns);
+    cst_seg_room(s->seg);
+}
+
+/* ---- heads, in order ---- */
+
+/* May the next one's head go into the same write? */
+static bool is_adjacent(const struct cst_seg_write *w, const struct cst_seg_write *next) {
+    return next->state == CST_WRITE_READY && !next->failed && next->segment == w->segment &&
+           w->n_chunks == w->head_chunks && next->chunk == w->chunk + w->n_chunks &&
+           next->part.data == w->part.data + cst_chunk_offset(w->n_chunks);
+}
+
+static void write_heads(struct cst_seg_ns *ns) {
+    struct cst_seg_write *first = cst_list_entry(ns->writes.next, struct cst_seg_write, link);
+    struct cst_seg_write *w = first;
+    uint64_t bytes = 0;
+
+    for (;;) {
+        struct cst_seg_write *next = cst_list_entry(w->link.next, struct cst_seg_write, link);
+
+        w->busy = true;
+        w->state = CST_WRITE_HEAD;
+        ns->n_heading++;
+        bytes += cst_chunk_offset(w->head_chunks);
+        if (w->link.next == &ns->writes || bytes >= CST_SEG_RUN_MAX || !is_adjacent(w, next))
+            break;
+        w = next;
+    }
+    write_op(first, heads_written, 0, bytes);
+}
+
+void cst_seg_pump(struct cst_seg_ns *ns) {
+    struct cst_list *it;
+
+    while (!ns->n_heading && (it = cst_list_first(&ns->writes))) {
+        struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
+
+        if (w->busy)
+            break;
+        if (w->failed)
+            tell(w, w->status);
+        else if (w->state == CST_WRITE_READY)
+            write_heads(ns);
+        else
+            break;
+    }
+    cst_seg_evict_go(ns->seg); /* a move may wait for memory */
+}
+
+/* ---- the beginning of a write ---- */
+
+static void fill_head(struct cst_seg_write *w, enum cst_disk_type type, uint32_t meta_bytes,
+                      uint64_t payload_bytes) {
+    struct cst_seg_segment *s = w->segment;
+    struct cst_disk_record *head = head_of(w);
+
+    cst_store32(&head->magic, CST_DISK_RECORD_MAGIC);
+    head->version = CST_DISK_VERSION;
+    head->type = (uint8_t)type;
+    head->cipher = (uint8_t)s->seal.cipher;
+    cst_store32(&head->segment, s->id);
+    cst_store32(&head->chunk, w->chunk);
+    cst_store64(&head->fill, s->fill);
+    cst_store64(&head->start, s->start);
+    cst_store32(&head->slot, w->slot);
+    cst_store32(&head->n_chunks, w->n_chunks);
+    cst_store64(&head->generation, ++s->seg->generation);
+    cst_store32(&head->meta_bytes, meta_bytes);
+    cst_store32(&head->payload_offset, cst_disk_payload_offset(meta_bytes));
+    cst_store64(&head->payload_bytes, payload_bytes);
+    cst_store64(&head->meta_nonce, ++s->nonce);
+    cst_store64(&head->payload_nonce, ++s->nonce);
+}
+
+static int write_new(struct cst_seg_segment *s, uint32_t n_chunks, struct cst_seg_write **out) {
+    struct cst_seg_write *w = cst_calloc(1, sizeof(*w));
+    int r;
+
+    if (!w)
+        return cst_err(-ENOMEM);
+    r = cst_seg_ring_take(s->seg, cst_chunk_offset(n_chunks), &w->part);
+    if (r) {
+        cst_free(w);
+        return r;
+    }
+    w->segment = s;
+    w->n_chunks = n_chunks;
+    w->slot = UINT32_MAX;
+    w->seal = s->seal;
+    s->writers++;
+    s->seg->busy++;
+    cst_list_append(&s->ns->writes, &w->link);
+    *out = w;
+    return 0;
+}
+
+/* A place in the segment, with head and room for the meta, which the caller writes; then start().
+ */
+static int record_new(struct cst_seg_segment *s, enum cst_disk_type type, uint32_t meta_bytes,
+                      const void *payload, uint64_t payload_bytes, struct cst_seg_write **out) {
+    uint32_t n_chunks = cst_disk_record_chunks(meta_bytes, payload_bytes);
+    struct cst_seg_write *w = NULL;
+    int r;
+
+    r = cst_segment_grow(s, meta_bytes);
+    if (!r)
+        r = write_new(s, n_chunks, &w);
+    if (r)
+        return r;
+    memset(w->part.data, 0, sizeof(struct cst_disk_record));
+    w->chunk = s->next_chunk;
+    w->slot = s->next_slot++;
+    s->next_chunk += n_chunks;
+    w->head_chunks = (uint32_t)cst_disk_chunks(sizeof(struct cst_disk_record) + meta_bytes);
+    w->payload = payload;
+    fill_head(w, type, meta_bytes, payload_bytes);
+    *out = w;
+    return 0;
+}
+
+static void zero_gaps(struct cst_seg_write *w) {
+    const struct cst_disk_record *head = head_of(w);
+    uint64_t meta_end = sizeof(*head) + cst_load32(&head->meta_bytes),
+             payload = cst_load32(&head->payload_offset),
+             end = payload + cst_load64(&head->payload_bytes);
+
+    memset(w->part.data + meta_end, 0, payload - meta_end);
+    memset(w->part.data + end, 0, cst_chunk_offset(w->n_chunks) - end);
+}
+
+static void start(struct cst_seg_write *w) {
+    struct cst_seg_segment *s = w->segment;
+
+    cst_segment_add_entry(s, head_of(w), w->part.data + sizeof(struct cst_disk_record));
+    w->body_end = s->body_n;
+    zero_gaps(w);
+    w->busy = true;
+    w->state = CST_WRITE_SEALING;
+    w->job = (struct cst_job){ .run = seal_run, .done = seal_done };
+    if (cst_chunk_offset(w->n_chunks) <= CST_SEG_INLINE) {
+        seal_run(&w->job);
+        sealed(w);
+        cst_seg_pump(s->ns);
+        return;
+    }
+    s->seg->env.jobs->submit(s->seg->env.jobs, &w->job, CST_JOB_BACKGROUND);
+}
+
+int cst_seg_write_header(struct cst_seg_segment *s) {
+    struct cst_disk_segment *head;
+    struct cst_seg_write *w;
+    int r = write_new(s, 1, &w);
+
+    if (r)
+        return r;
+    memset(w->part.data, 0, CST_DISK_CHUNK);
+    head = (struct cst_disk_segment *)w->part.data;
+    memcpy(head->magic, CST_DISK_SEGMENT_MAGIC, sizeof(head->magic));
+    cst_seg_version_set(&head->version);
+    memcpy(head->uuid, s->seg->uuid, sizeof(head->uuid));
+    cst_store32(&head->id, s->id);
+    head->cipher = (uint8_t)s->seal.cipher;
+    head->namespace_length = (uint8_t)strlen(s->ns->name);
+    memcpy(head->namespace_name, s->ns->name, strlen(s->ns->name));
+    cst_store64(&head->fill, s->fill);
+    cst_store64(&head->sequence, s->sequence);
+    cst_store64(&head->segment_bytes, s->seg->segment_bytes);
+    cst_store64(&head->created, cst_seg_unix(s->seg));
+    memcpy(head->salt, s->salt, sizeof(head->salt));
+    cst_seg_crc_set(head, sizeof(*head));
+    w->head_chunks = 1;
+    w->state = CST_WRITE_READY;
+    cst_seg_pump(s->ns);
+    return 0;
+}
+
+static uint32_t space_meta_bytes(const struct cst_seg_space *space) {
+    return (uint32_t)sizeof(struct cst_disk_space) + space->canonical_bytes;
+}
+
+static int write_space(struct cst_seg_segment *s, struct cst_seg_space *space) {
+    struct cst_disk_space *meta;
+    struct cst_seg_write *w;
+    int r = record_new(s, CST_DISK_SPACE, space_meta_bytes(space), NULL, 0, &w);
+
+    if (r)
+        return r;
+    meta = (struct cst_disk_space *)(w->part.data + sizeof(struct cst_disk_record));
+    memset(meta, 0, sizeof(*meta));
+    memcpy(meta->meta.key, space->identity, 32);
+    memcpy(meta->meta.space, space->identity, 32);
+    meta->kind = space->kind;
+    meta->klass = space->klass;
+    cst_store32(&meta->canonical_bytes, space->canonical_bytes);
+    memcpy(meta + 1, space->canonical, space->canonical_bytes);
+    memcpy(w->key, space->identity, 32);
+    start(w);
+    return cst_segment_add_space(s, space);
+}
+
+/* The namespace's open segment with room for the record and, if it is new there, its space. */
+static int find_room(struct cst_seg_space *space, uint32_t n_chunks, uint32_t meta_bytes) {
+    struct cst_seg_ns *ns = space->ns;
+    uint32_t more = cst_disk_record_chunks(space_meta_bytes(space), 0);
+
+    if (ns->open && cst_segment_has_space(ns->open, space) &&
+        cst_segment_fits(ns->open, n_chunks, meta_bytes))
+        return 0;
+    /* the space's record, and its entry wherever the index blocks end */
+    if (ns->open && cst_segment_fits(ns->open, n_chunks + 3 * more + 2, meta_bytes) &&
+        !cst_segment_has_space(ns->open, space))
+        return write_space(ns->open, space);
+    if (ns->open) {
+        struct cst_seg_segment *full = ns->open;
+
+        if (!ns->seg->n_free) { /* leave it open: a smaller record may still fit */
+            cst_seg_spare(ns->seg);
+            return ns->seg->making || ns->seg->evict ? CST_SEG_E_BUSY : CST_SEG_E_FULL;
+        }
+        cst_segment_finish(full);
+    }
+    return CST_SEG_E_GONE; /* a new one is needed */
+}
+
+static int make_room(struct cst_seg_space *space, uint32_t n_chunks, uint32_t meta_bytes) {
+    int r = find_room(space, n_chunks, meta_bytes);
+
+    if (r != CST_SEG_E_GONE)
+        return r;
+    r = cst_segment_begin(space->ns);
+    return r ? r : write_space(space->ns->open, space);
+}
+
+static bool is_too_big(const struct cst_seg_space *space, const struct cst_seg_record *record) {
+    uint32_t meta = cst_seg_meta_bytes(record), space_meta = space_meta_bytes(space);
+    uint64_t chunks = cst_disk_record_chunks(space_meta, 0) +
+                      cst_disk_chunks(sizeof(struct cst_disk_index) + cst_disk_entry_bytes(meta) +
+                                      cst_disk_entry_bytes(space_meta)) +
+                      2;
+
+    return record->payload_bytes >= space->ns->seg->segment_bytes ||
+           chunks + cst_disk_record_chunks(meta, record->payload_bytes) > space->ns->seg->chunks;
+}
+
+static int record_begin(const struct cst_seg_record *record, const void *payload,
+                        struct cst_seg_write **out) {
+    uint32_t meta = cst_seg_meta_bytes(record);
+    struct cst_seg_space *space = record->space;
+    struct cst_seg_write *w;
+    int r = make_room(space, cst_disk_record_chunks(meta, record->payload_bytes), meta);
+
+    if (!r)
+        r = record_new(space->ns->open, (enum cst_disk_type)record->type, meta, payload,
+                       record->payload_bytes, &w);
+    if (r)
+        return r;
+    cst_seg_meta_write(w->part.data + sizeof(struct cst_disk_record), record);
+    memcpy(w->key, record->key, sizeof(w->key));
+    w->payload_crc = record->payload_crc;
+    *out = w;
+    return 0;
+}
+
+static bool pay(struct cst_seg *seg, uint64_t bytes) {
+    uint64_t rate = seg->options.write_rate, now = cst_seg_now(seg), most = 2 * rate;
+
+    if (!rate)
+        return true;
+    if (now - seg->rate_at_ns >= CST_NS_PER_MS) {
+        uint64_t ms = (now - seg->rate_at_ns) / CST_NS_PER_MS;
+
+        seg->rate_left = CST_MIN(most, seg->rate_left + (ms > 2000 ? most : ms * rate / 1000));
+        seg->rate_at_ns += ms * CST_NS_PER_MS;
+    }
+    if (seg->rate_left < CST_MIN(bytes, most))
+        return false;
+    return true;
+}
+
+/* The parent has a record, or will have one before its child. */
+static bool parent_is_known(const struct cst_seg *seg, struct cst_seg_ref ref) {
+    const struct cst_seg_segment *s;
+
+    if (cst_seg_find(seg, ref, NULL))
+        return true;
+    if (ref.segment >= seg->n_segments)
+        return false;
+    s = &seg->segments[ref.segment];
+    return (uint32_t)s->fill == ref.fill && ref.slot >= s->n_slots && ref.slot < s->next_slot &&
+           s->writers;
+}
+
+static int admit(struct cst_seg *seg, const struct cst_seg_store *store) {
+    const struct cst_seg_record *record = &store->record;
+
+    if (seg->off || seg->read_only)
+        return CST_SEG_E_OFF;
+    if (!seg->recovered)
+        return CST_SEG_E_BUSY;
+    if (store->hits < seg->options.min_hits)
+        return CST_SEG_E_HITS;
+    if (record->n_tokens > CST_DISK_TOKENS_MAX || record->n_side > CST_DISK_SIDE_MAX ||
+        is_too_big(record->space, record))
+        return CST_SEG_E_TOO_BIG;
+    if (record->has_parent && !parent_is_known(seg, store->parent))
+        return CST_SEG_E_PARENT;
+    if (!record->space->ns->has_key && seg->options.crypt == CST_SEG_CRYPT_AES)
+        return CST_SEG_E_OFF;
+    return pay(seg, record->payload_bytes) ? 0 : CST_SEG_E_BUDGET;
+}
+
+int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store) {
+    const struct cst_seg_record *record = &store->record;
+    struct cst_seg_write *w;
+    int r = admit(seg, store);
+
+    assert(store->owner && record->payload_bytes && record->space->ns->seg == seg);
+    if (!r)
+        r = record_begin(record, store->payload, &w);
+    if (r) {
+        seg->stats.refused++;
+        return r;
+    }
+    seg->rate_left -= CST_MIN(seg->rate_left, record->payload_bytes);
+    w->store = store;
+    w->owner = store->owner;
+    w->parent = store->parent;
+    w->has_parent = record->has_parent;
+    store->write = w;
+    store->ref = cst_segment_ref(w->segment, w->slot);
+    start(w);
+    return 0;
+}
+
+int cst_seg_write_move(struct cst_seg_move *move, const struct cst_seg_record *record,
+                       const void *payload, void *owner) {
+    struct cst_seg_write *w;
+    int r = record_begin(record, payload, &w);
+
+    if (r)
+        return r;
+    w->move = move;
+    w->owner = owner;
+    start(w);
+    return 0;
+}
