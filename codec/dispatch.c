@@ -219,6 +219,26 @@ static void moments(double *square, double *error, const double *mean, const flo
     }
 }
 
+static void int_range(int32_t *least, int32_t *most, const int32_t *q, size_t n) {
+    *least = *most = q[0];
+    for (size_t i = 1; i < n; i++) {
+        *least = CST_MIN(*least, q[i]);
+        *most = CST_MAX(*most, q[i]);
+    }
+}
+
+static void low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift) {
+    const int32_t one = 1 << shift;
+
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t bits = cst_load64(src) >> bit;
+
+        for (size_t k = 0; k < 8; k++, bits >>= shift)
+            q[i + k] = q[i + k] * one - one / 2 + (int32_t)(bits & (uint64_t)(one - 1));
+        src += shift;
+    }
+}
+
 static const struct cst_codec_ops portable = {
     .name = "portable",
     .huff_prepend = cst_huff_prepend_portable,
@@ -250,6 +270,9 @@ static const struct cst_codec_ops portable = {
     .to_codes = to_codes,
     .widen = widen,
     .rans_rows = cst_rans_rows_portable,
+    .rans_put = cst_rans_put_portable,
+    .int_range = int_range,
+    .low_bits = low_bits,
     .add = add,
     .moments = moments,
 };

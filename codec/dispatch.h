@@ -90,6 +90,16 @@ struct cst_codec_ops {
     uint32_t (*rans_rows)(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
                           uint32_t row);
 
+    /* cst_rans_put_portable() */
+    uint8_t *(*rans_put)(uint8_t *end, uint32_t state[CST_RANS_LANES], unsigned lanes,
+                         const int32_t *q, uint32_t tokens, const struct cst_rans_table *table,
+                         unsigned shift);
+    /* The smallest and the largest of n > 0 integers. */
+    void (*int_range)(int32_t *least, int32_t *most, const int32_t *q, size_t n);
+    /* q[i] = q[i] * 2^shift - 2^(shift - 1) + the next shift (1 .. 6) bits, from bit `bit` < 8 of
+     * src on; n is a multiple of 8, and 8 bytes behind the bits can be read. */
+    void (*low_bits)(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift);
+
     /* square[i] += (x[i] - mean[i])^2, error[i] += (x[i] - y[i])^2 */
     void (*moments)(double *square, double *error, const double *mean, const float *x,
                     const float *y, size_t n);

@@ -238,6 +238,9 @@ const struct cst_codec_ops cst_codec_avx512_table = {
     .to_codes = cst_avx2_to_codes,
     .widen = cst_avx2_widen,
     .rans_rows = cst_avx512_rans_rows,
+    .rans_put = cst_avx512_rans_put,
+    .int_range = cst_avx2_int_range,
+    .low_bits = cst_avx2_low_bits,
     .add = cst_avx2_add,
     .moments = cst_avx2_moments,
 };

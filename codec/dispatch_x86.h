@@ -46,3 +46,8 @@ uint32_t cst_avx2_rans_rows(struct cst_rans_reader *r, const struct cst_rans_row
                             uint32_t row);
 uint32_t cst_avx512_rans_rows(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
                               uint32_t row);
+uint8_t *cst_avx512_rans_put(uint8_t *end, uint32_t state[CST_RANS_LANES], unsigned lanes,
+                             const int32_t *q, uint32_t tokens, const struct cst_rans_table *table,
+                             unsigned shift);
+void cst_avx2_int_range(int32_t *least, int32_t *most, const int32_t *q, size_t n);
+void cst_avx2_low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift);

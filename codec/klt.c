@@ -360,7 +360,7 @@ static size_t encode_step(uint8_t *dst, const uint8_t *seg, const struct cst_sta
     if (at >= s->length || !set_scale(state, t, step, gains) || !quantize(state, t, w))
         return 0;
     m = matrix_of(state, t, step, gains);
-    n = cst_rans_encode_coefficients(dst + at, s->length - at, &m, state->rans);
+    n = cst_rans_encode_coefficients(dst + at, s->length - at, &m, state->rans, w->ops);
     if (!n || at + n >= s->length)
         return 0;
     head.flags = (uint8_t)((s->rotated ? CST_KLT_UNROTATED : 0) | (gains ? CST_KLT_GAINS : 0) |

@@ -21,9 +21,9 @@
 #include <string.h>
 
 enum {
-    TAG_BITS = 3,  /* of the first byte that say the lanes */
-    LANE_MAX = 35, /* bits of a state */
-    HEAD_MAX = 1 + CST_RANS_LANES * LANE_MAX / 8 + 1,
+    TAG_BITS = 3,                                         /* of the first byte that say the lanes */
+    LANE_MAX = 35,                                        /* bits of a state */
+    HEAD_MAX = 1 + CST_RANS_LANES * LANE_MAX / 8 + 1 + 8, /* and what put() writes behind */
     ROW_TOKENS = 1024,
     MARGIN = 64 /* bytes that loops may read ahead */
 };
@@ -38,10 +38,14 @@ struct writer {
     unsigned n; /* fewer than 8 between calls */
 };
 
-static void put(struct writer *w, uint32_t bits, unsigned n) {
-    w->bits |= (uint64_t)bits << w->n;
-    for (w->n += n; w->n >= 8; w->n -= 8, w->bits >>= 8)
-        *w->p++ = (uint8_t)w->bits;
+/* n <= 56; writes up to 8 bytes, of which those that aren't full come again. */
+static inline void put(struct writer *w, uint64_t bits, unsigned n) {
+    w->bits |= bits << w->n;
+    w->n += n;
+    cst_store64(w->p, w->bits);
+    w->p += w->n / 8;
+    w->bits >>= w->n & ~7u;
+    w->n %= 8;
 }
 
 static uint8_t *put_end(struct writer *w) {
@@ -53,7 +57,7 @@ static uint8_t *put_end(struct writer *w) {
 
 /* Bits of two pieces of memory, one after the other. */
 struct reader {
-    const uint8_t *p, *end, *next, *next_end;
+    const uint8_t *start, *p, *end, *next, *next_end;
     uint64_t bits; /* what lies above the lowest n of them is read again */
     unsigned n;
     bool short_of;
@@ -71,7 +75,7 @@ static void refill(struct reader *r) {
         if (r->p == r->end) {
             if (r->next == r->next_end)
                 return;
-            r->p = r->next;
+            r->start = r->p = r->next;
             r->end = r->next = r->next_end;
         }
         r->bits |= (uint64_t)*r->p++ << r->n;
@@ -156,31 +160,65 @@ static void put_gamma(struct writer *w, uint32_t x) {
     put(w, x + 1 - (1u << n), n);
 }
 
-/* Bits of a row beside its symbols; SIZE_MAX when an integer is too large. */
-static size_t raw_bits_of_row(const int32_t *q, uint32_t tokens, int32_t reach, unsigned shift) {
-    size_t bits = (size_t)tokens * shift;
+/* A row of integers and what they mean. */
+struct row {
+    const int32_t *q;
+    const struct cst_rans_table *table;
+    unsigned shift;
+    int32_t least, most;
+};
 
-    for (uint32_t t = 0; t < tokens; t++) {
-        struct parts p;
+static struct row row_of(const struct cst_rans_matrix *m, const struct cst_rans_book *book,
+                         uint32_t c, const struct cst_codec_ops *ops) {
+    struct row row = { m->q + c * m->stride, book->table[m->klass[c]], book->shift[m->klass[c]], 0,
+                       0 };
 
-        if (q[t] <= -CST_RANS_MAGNITUDE || q[t] >= CST_RANS_MAGNITUDE)
-            return SIZE_MAX;
-        p = parts_of(q[t], reach, shift);
+    ops->int_range(&row.least, &row.most, row.q, m->tokens);
+    return row;
+}
+
+static bool holds_outer(const struct row *row) {
+    int32_t reach = row->table->reach;
+
+    return is_outer(parts_of(row->least, reach, row->shift).symbol, reach) ||
+           is_outer(parts_of(row->most, reach, row->shift).symbol, reach);
+}
+
+/* Bits of a row beside its symbols. */
+static size_t raw_bits_of_row(const struct row *row, uint32_t tokens) {
+    size_t bits = (size_t)tokens * row->shift;
+    int32_t reach = row->table->reach;
+
+    for (uint32_t t = 0; t < tokens && holds_outer(row); t++) {
+        struct parts p = parts_of(row->q[t], reach, row->shift);
+
         bits += is_outer(p.symbol, reach) ? 2 * gamma_bits(p.beyond) + 1 : 0;
     }
     return bits;
 }
 
-static void put_raw_row(struct writer *w, const int32_t *q, uint32_t tokens, int32_t reach,
-                        unsigned shift) {
-    for (uint32_t t = 0; t < tokens; t++) {
-        struct parts p = parts_of(q[t], reach, shift);
+static void put_raw_row(struct writer *w, const struct row *row, uint32_t tokens) {
+    const int32_t half = 1 << row->shift >> 1, mask = (1 << row->shift) - 1;
+    int32_t reach = row->table->reach;
+    uint32_t t = 0;
+
+    for (t = 0; t < tokens && holds_outer(row); t++) {
+        struct parts p = parts_of(row->q[t], reach, row->shift);
 
         if (is_outer(p.symbol, reach))
             put_gamma(w, p.beyond);
     }
-    for (uint32_t t = 0; shift && t < tokens; t++)
-        put(w, parts_of(q[t], reach, shift).low, shift);
+    if (!row->shift)
+        return;
+    for (t = 0; t + 8 <= tokens; t += 8) {
+        uint64_t bits = 0;
+
+        for (unsigned i = 0; i < 8; i++)
+            bits |= (uint64_t)((row->q[t + i] + half) & mask) << i * row->shift;
+        put(w, bits, 8 * row->shift);
+    }
+    for (; t < tokens; t++)
+        put(w, (uint32_t)((row->q[t] + half) & mask), row->shift);
 }
 
 /* Raw bits and the cost of the symbols in 1/256 bits. */
@@ -189,18 +227,17 @@ struct size {
     uint64_t cost;
 };
 
+/* false: an integer is too large. */
 static bool find_size(struct size *size, const struct cst_rans_matrix *m,
-                      const struct cst_rans_book *book) {
+                      const struct cst_rans_book *book, const struct cst_codec_ops *ops) {
     *size = (struct size){ .raw = 8 * m->payload_len };
     for (uint32_t c = 0; c < m->channels; c++) {
-        const struct cst_rans_table *table = book->table[m->klass[c]];
-        size_t bits = raw_bits_of_row(m->q + c * m->stride, m->tokens, table->reach,
-                                      book->shift[m->klass[c]]);
+        struct row row = row_of(m, book, c, ops);
 
-        if (bits == SIZE_MAX)
+        if (row.least <= -CST_RANS_MAGNITUDE || row.most >= CST_RANS_MAGNITUDE)
             return false;
-        size->raw += bits;
-        size->cost += (uint64_t)table->cost * m->tokens;
+        size->raw += raw_bits_of_row(&row, m->tokens);
+        size->cost += (uint64_t)row.table->cost * m->tokens;
     }
     return true;
 }
@@ -222,29 +259,31 @@ static unsigned choose_lanes(const struct size *size, uint32_t tokens) {
 }
 
 static void put_raw(struct writer *w, const struct cst_rans_matrix *m,
-                    const struct cst_rans_book *book) {
+                    const struct cst_rans_book *book, const struct cst_codec_ops *ops) {
     memcpy(w->p, m->payload, m->payload_len);
     w->p += m->payload_len;
-    for (uint32_t c = 0; c < m->channels; c++)
-        put_raw_row(w, m->q + c * m->stride, m->tokens, book->table[m->klass[c]]->reach,
-                    book->shift[m->klass[c]]);
+    for (uint32_t c = 0; c < m->channels; c++) {
+        struct row row = row_of(m, book, c, ops);
+
+        if (row.shift || holds_outer(&row))
+            put_raw_row(w, &row, m->tokens);
+    }
 }
 
-/* Words of the row in front of `end`; the start of them. */
-static uint8_t *put_symbols(uint8_t *end, uint32_t state[CST_RANS_LANES], unsigned lanes,
-                            const int32_t *q, uint32_t tokens, const struct cst_rans_table *table,
-                            unsigned shift) {
-    const struct cst_rans_symbol *zero = table->symbol + table->reach;
-
+uint8_t *cst_rans_put_portable(uint8_t *end, uint32_t state[CST_RANS_LANES], unsigned lanes,
+                               const int32_t *q, uint32_t tokens,
+                               const struct cst_rans_table *table, unsigned shift) {
     for (uint32_t t = tokens; t-- > 0;) {
-        const struct cst_rans_symbol *s = &zero[parts_of(q[t], table->reach, shift).symbol];
-        uint32_t x = state[t & (lanes - 1)], full = x >= s->frequency << 20, n;
+        int32_t symbol = parts_of(q[t], table->reach, shift).symbol + table->reach;
+        uint32_t f = table->code[symbol] & 4095, start = table->code[symbol] >> 12;
+        uint32_t x = state[t & (lanes - 1)], full = x >= f << 20, n;
 
         cst_store16(end - 2, (uint16_t)x);
         end -= 2 * full;
         x >>= 16 * full;
-        n = (uint32_t)((x * (unsigned __int128)s->reciprocal) >> 44);
-        state[t & (lanes - 1)] = (n << CST_RANS_BITS) + x - n * s->frequency + s->start;
+        /* exact: x < 2^20 f, and the reciprocal is less than 1 too large */
+        n = (uint32_t)((x * (unsigned __int128)table->reciprocal[symbol]) >> 44);
+        state[t & (lanes - 1)] = (n << CST_RANS_BITS) + x - n * f + start;
     }
     return end;
 }
@@ -264,7 +303,7 @@ static size_t put_head(uint8_t *dst, uint8_t tag, unsigned log2, const uint32_t 
 static size_t fill_lanes(uint32_t state[CST_RANS_LANES], unsigned lanes, const uint8_t *raw,
                          size_t n) {
     uint8_t bytes[HEAD_MAX] = { 0 };
-    struct reader r = { .p = bytes, .end = bytes + sizeof(bytes) };
+    struct reader r = { .start = bytes, .p = bytes, .end = bytes + sizeof(bytes) };
     unsigned bits = 0, size = 0;
 
     memcpy(bytes, raw, CST_MIN(n, sizeof(bytes)));
@@ -280,7 +319,7 @@ static size_t fill_lanes(uint32_t state[CST_RANS_LANES], unsigned lanes, const u
 /* In dst: room for the head, free space, words, raw bits that the lanes don't take. The raw bits
  * are written to the front and moved. */
 size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m,
-                       const struct cst_rans_book *book) {
+                       const struct cst_rans_book *book, const struct cst_codec_ops *ops) {
     struct writer w = { .p = dst };
     uint32_t state[CST_RANS_LANES];
     size_t raw, in_lanes, length;
@@ -288,13 +327,14 @@ size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m
     uint8_t *at;
     unsigned log2;
 
-    if (m->channels > CST_RANS_CHANNELS || m->tokens > ROW_TOKENS || !find_size(&size, m, book))
+    if (m->channels > CST_RANS_CHANNELS || m->tokens > ROW_TOKENS ||
+        !find_size(&size, m, book, ops))
         return 0;
     log2 = choose_lanes(&size, m->tokens);
     raw = (size.raw + 7) / 8;
     if (raw + HEAD_MAX > cap)
         return 0;
-    put_raw(&w, m, book);
+    put_raw(&w, m, book, ops);
     put_end(&w);
     in_lanes = fill_lanes(state, 1u << log2, dst, raw);
     at = dst + cap - (raw - in_lanes);
@@ -302,8 +342,8 @@ size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m
     for (uint32_t c = m->channels; c-- > 0;) {
         if ((size_t)(at - dst) < HEAD_MAX + 2 * (size_t)m->tokens)
             return 0;
-        at = put_symbols(at, state, 1u << log2, m->q + c * m->stride, m->tokens,
-                         book->table[m->klass[c]], book->shift[m->klass[c]]);
+        at = ops->rans_put(at, state, 1u << log2, m->q + c * m->stride, m->tokens,
+                           book->table[m->klass[c]], book->shift[m->klass[c]]);
     }
     length = put_head(dst, book->tag, log2, state);
     memmove(dst + length, at, (size_t)(dst + cap - at));
@@ -341,7 +381,7 @@ uint32_t cst_rans_rows_portable(struct cst_rans_reader *r, const struct cst_rans
 
 static const uint8_t *get_head(struct cst_rans_reader *r, unsigned *log2, uint8_t tag,
                                uint32_t tokens, const uint8_t *src, size_t len) {
-    struct reader bits = { .p = src, .end = src + len };
+    struct reader bits = { .start = src, .p = src, .end = src + len };
     uint32_t first = get(&bits, 8);
 
     *log2 = first & ((1u << TAG_BITS) - 1);
@@ -389,31 +429,38 @@ static uint32_t get_gamma(struct reader *r) {
     return (1u << n) + get(r, n) - 1;
 }
 
-/* Symbols and the raw bits below them. */
-static void get_low(struct reader *r, int32_t *q, uint32_t tokens, unsigned shift) {
-    const int32_t half = 1 << shift >> 1, one = 1 << shift;
-    uint32_t t = 0;
+static inline void get_low(struct reader *r, int32_t *q, unsigned shift) {
+    *q = *q * (1 << shift) - (1 << shift >> 1) + (int32_t)get(r, shift);
+}
 
-    for (; t + 8 <= tokens; t += 8) {
-        uint64_t bits;
+/* Symbols and the raw bits below them: eight at a time where these are in one piece and eight bytes
+ * behind them can be read. */
+static void get_low_row(struct reader *r, int32_t *q, uint32_t tokens, unsigned shift,
+                        const struct cst_codec_ops *ops) {
+    uint32_t t = 0, n = 0;
+    size_t ahead;
 
-        if (r->n < 8 * shift)
-            refill(r);
-        if (r->n < 8 * shift)
-            break;
-        bits = r->bits;
-        for (uint32_t i = 0; i < 8; i++, bits >>= shift)
-            q[t + i] = q[t + i] * one - half + (int32_t)(bits & (uint64_t)(one - 1));
-        r->bits = bits;
-        r->n -= 8 * shift;
+    for (; t < tokens && r->n > 8 * (size_t)(r->p - r->start); t++)
+        get_low(r, &q[t], shift);
+    ahead = 8 * (size_t)(r->end - r->p);
+    if (ahead > 64)
+        n = (uint32_t)CST_MIN(tokens - t, (ahead - 64) / shift) & ~7u;
+    if (n) {
+        unsigned bit = -r->n % 8, end = bit + n * shift;
+
+        r->p -= (r->n + 7) / 8;
+        ops->low_bits(q + t, r->p, bit, n, shift);
+        r->p += end / 8;
+        r->bits = r->n = 0;
+        (void)get(r, end % 8);
     }
-    for (; t < tokens; t++)
-        q[t] = q[t] * one - half + (int32_t)get(r, shift);
+    for (t += n; t < tokens; t++)
+        get_low(r, &q[t], shift);
 }
 
 /* Completes a row of symbols. */
 static bool get_raw_row(struct reader *r, int32_t *q, uint32_t tokens, int32_t reach,
-                        unsigned shift, bool outer) {
+                        unsigned shift, bool outer, const struct cst_codec_ops *ops) {
     for (uint32_t t = 0; outer && t < tokens; t++) {
         if (is_outer(q[t], reach)) {
             uint32_t beyond = get_gamma(r);
@@ -424,7 +471,7 @@ static bool get_raw_row(struct reader *r, int32_t *q, uint32_t tokens, int32_t r
         }
     }
     if (shift)
-        get_low(r, q, tokens, shift);
+        get_low_row(r, q, tokens, shift, ops);
     return true;
 }
 
@@ -450,14 +497,16 @@ static uint8_t *drain_lanes(uint8_t *dst, const uint32_t *state, unsigned lanes)
 }
 
 static bool get_raw(struct reader *r, const struct cst_rans_matrix *m,
-                    const struct cst_rans_book *book, const uint8_t *outer) {
+                    const struct cst_rans_book *book, const uint8_t *outer,
+                    const struct cst_codec_ops *ops) {
     if (!get_payload(r, m->payload, m->payload_len))
         return false;
     for (uint32_t c = 0; c < m->channels; c++) {
         unsigned shift = book->shift[m->klass[c]];
 
-        if ((shift || outer[c]) && !get_raw_row(r, m->q + c * m->stride, m->tokens,
-                                                book->table[m->klass[c]]->reach, shift, outer[c]))
+        if ((shift || outer[c]) &&
+            !get_raw_row(r, m->q + c * m->stride, m->tokens, book->table[m->klass[c]]->reach, shift,
+                         outer[c], ops))
             return false;
     }
     return true;
@@ -481,10 +530,10 @@ bool cst_rans_decode(const struct cst_rans_matrix *m, const uint8_t *src, size_t
         return false;
     rows.lanes = 1u << log2;
     raw.next = get_rows(&r, &rows, src + len, scratch, ops);
-    raw.p = in_lanes;
+    raw.start = raw.p = in_lanes;
     raw.end = drain_lanes(in_lanes, r.state, rows.lanes);
     if (!raw.next || !raw.end)
         return false;
     beyond_lanes = raw.next < raw.next_end;
-    return get_raw(&raw, m, book, scratch->outer) && get_end(&raw, beyond_lanes);
+    return get_raw(&raw, m, book, scratch->outer, ops) && get_end(&raw, beyond_lanes);
 }

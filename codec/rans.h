@@ -32,14 +32,11 @@ enum {
  * A table: symbol s takes frequency[s + reach] of 4096 slots, in rising order. The outer symbols
  * stand for all integers from there on; how far an integer lies beyond follows in the raw bits.
  */
-struct cst_rans_symbol {
-    uint64_t reciprocal; /* 2^44 / frequency, rounded up */
-    uint32_t frequency, start;
-};
 struct cst_rans_table {
     /* frequency | slot - start << 12 | outer << 24 | symbol << 25, of each slot */
     uint32_t slot[1 << CST_RANS_BITS];
-    struct cst_rans_symbol symbol[2 * CST_RANS_REACH + 1];
+    uint32_t code[2 * CST_RANS_REACH + 1];       /* frequency | start << 12, of each symbol */
+    uint64_t reciprocal[2 * CST_RANS_REACH + 1]; /* 2^44 / frequency, rounded up */
     int32_t reach;
     uint32_t cost; /* 256 x entropy in bits, about */
 };
@@ -76,7 +73,7 @@ struct cst_rans_scratch {
 /* Bytes written to dst, or 0 when they would exceed cap or an integer is too large. All of dst[0 ..
  * cap - 1] may be overwritten. At most 1024 tokens. */
 size_t cst_rans_encode(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m,
-                       const struct cst_rans_book *book);
+                       const struct cst_rans_book *book, const struct cst_codec_ops *ops);
 
 /* src is exactly one stream of a matrix of this shape. false: it is not, and q and payload hold
  * garbage. */
@@ -109,7 +106,7 @@ struct cst_rans_work *cst_rans_work_init(void *memory);
 
 /* As cst_rans_encode() and cst_rans_decode(); klass is cst_rans_class() of each channel. */
 size_t cst_rans_encode_coefficients(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m,
-                                    struct cst_rans_work *work);
+                                    struct cst_rans_work *work, const struct cst_codec_ops *ops);
 bool cst_rans_decode_coefficients(const struct cst_rans_matrix *m, const uint8_t *src, size_t len,
                                   struct cst_rans_work *work, const struct cst_codec_ops *ops);
 
@@ -138,3 +135,9 @@ struct cst_rans_rows {
  * row that comes next. 64 bytes behind what a row consumes can be read. */
 uint32_t cst_rans_rows_portable(struct cst_rans_reader *r, const struct cst_rans_rows *rows,
                                 uint32_t row);
+
+/* Words of one row, the last token first, written downwards from `end`: their start. 2 * tokens
+ * bytes below `end` may be overwritten. */
+uint8_t *cst_rans_put_portable(uint8_t *end, uint32_t state[CST_RANS_LANES], unsigned lanes,
+                               const int32_t *q, uint32_t tokens,
+                               const struct cst_rans_table *table, unsigned shift);

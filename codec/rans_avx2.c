@@ -8,6 +8,7 @@
 #include "base/macros.h"
 
 #include <immintrin.h>
+#include <string.h>
 
 /* For each lane the number of lanes below it that take a word, in bytes. */
 static inline __m256i places(unsigned take) {
@@ -91,4 +92,45 @@ uint32_t cst_avx2_rans_rows(struct cst_rans_reader *r, const struct cst_rans_row
     if (rows->lanes == 8)
         return rows_of(r, rows, row, 1);
     return cst_rans_rows_portable(r, rows, row);
+}
+
+void cst_avx2_int_range(int32_t *least, int32_t *most, const int32_t *q, size_t n) {
+    __m256i low = _mm256_set1_epi32(q[0]), high = low;
+    int32_t lows[8], highs[8];
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256i x = _mm256_loadu_si256((const void *)(q + i));
+
+        low = _mm256_min_epi32(low, x);
+        high = _mm256_max_epi32(high, x);
+    }
+    _mm256_storeu_si256((void *)lows, low);
+    _mm256_storeu_si256((void *)highs, high);
+    *least = lows[0];
+    *most = highs[0];
+    for (size_t k = 1; k < 8; k++) {
+        *least = CST_MIN(*least, lows[k]);
+        *most = CST_MAX(*most, highs[k]);
+    }
+    for (; i < n; i++) {
+        *least = CST_MIN(*least, q[i]);
+        *most = CST_MAX(*most, q[i]);
+    }
+}
+
+void cst_avx2_low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift) {
+    const uint64_t mask = UINT64_C(0x0101010101010101) * ((1u << shift) - 1);
+    const __m256i half = _mm256_set1_epi32(1 << shift >> 1);
+    const __m128i by = _mm_cvtsi32_si128((int)shift);
+
+    for (size_t i = 0; i < n; i += 8, src += shift) {
+        __m256i x = _mm256_sll_epi32(_mm256_loadu_si256((const void *)(q + i)), by), low;
+        uint64_t bits;
+
+        memcpy(&bits, src, sizeof(bits));
+        bits = _pdep_u64(bits >> bit, mask);
+        low = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bits));
+        _mm256_storeu_si256((void *)(q + i), _mm256_add_epi32(_mm256_sub_epi32(x, half), low));
+    }
 }

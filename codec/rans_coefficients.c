@@ -99,7 +99,7 @@ static uint32_t choose_more(const struct cst_rans_matrix *m, const struct cst_ra
 }
 
 size_t cst_rans_encode_coefficients(uint8_t *dst, size_t cap, const struct cst_rans_matrix *m,
-                                    struct cst_rans_work *work) {
+                                    struct cst_rans_work *work, const struct cst_codec_ops *ops) {
     struct cst_rans_matrix with_book = *m;
     struct cst_rans_book book;
 
@@ -107,7 +107,7 @@ size_t cst_rans_encode_coefficients(uint8_t *dst, size_t cap, const struct cst_r
         return 0;
     with_book.klass = m->klass;
     (void)make_book(&book, &with_book, choose_more(m, &book), work);
-    return cst_rans_encode(dst, cap, &with_book, &book);
+    return cst_rans_encode(dst, cap, &with_book, &book, ops);
 }
 
 bool cst_rans_decode_coefficients(const struct cst_rans_matrix *m, const uint8_t *src, size_t len,

@@ -40,7 +40,8 @@ bool cst_rans_table_init(struct cst_rans_table *table, const uint16_t *frequency
         uint32_t f = frequency[s], outer = s == 0 || s == 2 * reach;
         uint32_t entry = f | outer << 24 | (uint32_t)(s - reach) << 25;
 
-        table->symbol[s] = (struct cst_rans_symbol){ ((UINT64_C(1) << 44) + f - 1) / f, f, start };
+        table->code[s] = f | start << 12;
+        table->reciprocal[s] = ((UINT64_C(1) << 44) + f - 1) / f;
         for (uint32_t i = 0; i < f; i++, entry += SLOTS)
             table->slot[start + i] = entry;
         start += f;
