@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stage LLOYD (TurboQuant without its sign sketch): each head of a token is transformed by Hadamard
- * matrices, which makes its values about normal whatever the channels were, and coded with the
- * Lloyd-Max levels of a normal variable. Its norm is chosen so that the decoded head has the length
- * of the original.
+ * Stage LLOYD (TurboQuant without its sign sketch): each head of a token as rotated codes (heads.h)
+ * of the Lloyd-Max levels of a normal variable.
  *
- * Heads whose size isn't a power of two are cut into blocks that are, the largest first: 80 = 64
- * + 16. The mean of each channel is taken off first where that saves more than the 16 bits that it
+ * The mean of each channel is taken off first where that saves more than the 16 bits that it
  * takes: halving the energy is worth half a bit a value. It is then set to what gives decoded
  * values the mean of the original ones, so that a block that is coded again and again doesn't
  * wander.
  */
 #include "codec/coded.h"
 #include "codec/fixed_math.h"
+#include "codec/heads.h"
 #include "codec/lloyd_table.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN };
@@ -40,18 +37,6 @@ static struct parts parts_of(const struct cst_stage_segment *s,
     return p;
 }
 
-/* The next block of a head of which n dimensions are left. */
-static uint32_t block_size(uint32_t n) {
-    return 1u << (31 - __builtin_clz(n));
-}
-
-/* 1 / sqrt(n) of a power of two */
-static float block_unit(uint32_t n) {
-    int log2 = __builtin_ctz(n);
-
-    return cst_coded_unit(-(log2 / 2)) * (log2 % 2 ? 0x1.6a09e6p-1f : 1.0f);
-}
-
 /* Coded token t as it was before its means were taken off, or without them (NULL), to rows->x.
  * Tokens go up from 0; norms are read for as many as fit into a row. */
 static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
@@ -64,13 +49,9 @@ static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p,
                                          cst_coded_unit(head->exponent), (size_t)n * p->heads))
         return false;
     ops->unpack(rows->codes, src + p->codes + t * p->shape.row_bytes, p->shape.padded, head->bits);
-    for (uint32_t h = 0, c = 0; h < p->heads; h++) {
-        for (uint32_t end = c + p->dims; c < end; c += n) {
-            n = block_size(end - c);
-            ops->hadamard_levels(rows->x + c, rows->codes + c, level, head->bits,
-                                 norm[h] * block_unit(n), mean ? mean + c : NULL, n);
-        }
-    }
+    for (uint32_t h = 0, c = 0; h < p->heads; h++, c += p->dims)
+        cst_head_decode(rows->x + c, rows->codes + c, p->dims, level, head->bits, norm[h],
+                        mean ? mean + c : NULL, ops);
     return true;
 }
 
@@ -128,90 +109,23 @@ static void take_means(float *x, const float *mean, const struct parts *p) {
     }
 }
 
-static void transform(float *x, uint32_t dims, const struct cst_codec_ops *ops) {
-    for (uint32_t at = 0, n; at < dims; at += n) {
-        float unit;
-
-        n = block_size(dims - at);
-        unit = block_unit(n);
-        ops->hadamard(x + at, n);
-        for (uint32_t i = at; i < at + n; i++)
-            x[i] *= unit;
-    }
-}
-
-struct codebook {
-    unsigned bits;
-    const float *level;
-    double square[256]; /* of a level */
-    float midpoint[255];
-};
-
-static void codebook_init(struct codebook *b, unsigned bits) {
-    b->bits = bits;
-    b->level = cst_lloyd_levels(bits);
-    for (unsigned i = 0; i < 1u << bits; i++)
-        b->square[i] = (double)b->level[i] * (double)b->level[i];
-    for (unsigned i = 0; i + 1 < 1u << bits; i++)
-        b->midpoint[i] = (b->level[i] + b->level[i + 1]) * 0.5f;
-}
-
-/* Sums of squares, by four sums in turn so that no addition waits for the one before. */
-static double energy_of(const float *x, uint32_t n) {
-    double a = 0, b = 0, c = 0, d = 0;
-    uint32_t i = 0;
-
-    for (; i + 4 <= n; i += 4) {
-        a += (double)x[i] * (double)x[i];
-        b += (double)x[i + 1] * (double)x[i + 1];
-        c += (double)x[i + 2] * (double)x[i + 2];
-        d += (double)x[i + 3] * (double)x[i + 3];
-    }
-    for (; i < n; i++)
-        a += (double)x[i] * (double)x[i];
-    return (a + b) + (c + d);
-}
-
-static double energy_of_codes(const uint8_t *codes, const struct codebook *book, uint32_t n) {
-    double a = 0, b = 0, c = 0, d = 0;
-    uint32_t i = 0;
-
-    for (; i + 4 <= n; i += 4) {
-        a += book->square[codes[i]];
-        b += book->square[codes[i + 1]];
-        c += book->square[codes[i + 2]];
-        d += book->square[codes[i + 3]];
-    }
-    for (; i < n; i++)
-        a += book->square[codes[i]];
-    return (a + b) + (c + d);
-}
-
-/* One transformed head; false when its norm is too large for fp16. */
-static bool encode_head(uint8_t *codes, uint8_t *norm, const float *x, uint32_t dims,
-                        const struct codebook *book, int exponent,
-                        const struct cst_codec_ops *ops) {
-    double energy = energy_of(x, dims);
-    float scale = energy > 0 ? (float)sqrt(dims / energy) : 0;
-
-    ops->nearest(codes, x, scale, book->midpoint, book->bits, dims);
-    return cst_coded_put(norm, (float)sqrt(energy / energy_of_codes(codes, book, dims)), exponent);
-}
-
 static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
                         const struct cst_coded_rows *rows, const struct cst_codec_ops *ops) {
-    struct codebook book;
+    struct cst_codebook book;
     float *x = rows->x;
 
-    codebook_init(&book, head->bits);
+    cst_codebook_lloyd(&book, head->bits);
     memset(rows->codes, 0, p->shape.padded);
     for (uint32_t t = 0; t < p->shape.coded; t++, x += p->shape.padded) {
         for (uint32_t h = 0; h < p->heads; h++) {
             uint8_t *norm = dst + p->norms + 2 * ((size_t)t * p->heads + h);
 
-            transform(x + h * p->dims, p->dims, ops);
-            if (!encode_head(rows->codes + h * p->dims, norm, x + h * p->dims, p->dims, &book,
-                             head->exponent, ops))
+            float length;
+
+            cst_head_transform(x + h * p->dims, p->dims, ops);
+            length =
+                cst_head_encode(rows->codes + h * p->dims, x + h * p->dims, p->dims, &book, ops);
+            if (!cst_coded_put(norm, length, head->exponent))
                 return false;
         }
         cst_coded_pack(dst + p->codes + t * p->shape.row_bytes, rows->codes, p->shape.padded,

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Heads as rotated codes: the values of a head of one token, Hadamard transformed, which makes them
+ * about normal whatever the channels were, as codes of the levels of a normal variable times one
+ * norm. The norm is chosen so that what is decoded has the length of the original.
+ *
+ * Heads whose size isn't a power of two are cut into blocks that are, the largest first: 80 = 64
+ * + 16. Pure; any thread.
+ */
+#pragma once
+
+#include "codec/dispatch.h"
+
+/* The levels of a quantizer of a normal variable of deviation 1. */
+struct cst_codebook {
+    unsigned bits;
+    float level[256];
+    double square[256]; /* of a level */
+    float midpoint[255];
+    double distortion; /* mean squared error of a normal variable */
+};
+
+/* 1 to 8 bits: Lloyd-Max levels, or those one step apart around 0 for the step of least error. */
+void cst_codebook_lloyd(struct cst_codebook *book, unsigned bits);
+void cst_codebook_uniform(struct cst_codebook *book, unsigned bits);
+/* For decoding: the levels alone. */
+void cst_uniform_levels(float level[256], unsigned bits);
+
+/* The transform, of length-preserving scale, in place. */
+void cst_head_transform(float *x, uint32_t dims, const struct cst_codec_ops *ops);
+
+/* Codes of a transformed head, and the norm that its levels are to be multiplied by. */
+float cst_head_encode(uint8_t *codes, const float *x, uint32_t dims,
+                      const struct cst_codebook *book, const struct cst_codec_ops *ops);
+
+/* The head itself, plus what `mean` holds of it if that isn't NULL. x is not mean. */
+void cst_head_decode(float *x, const uint8_t *codes, uint32_t dims, const float *level,
+                     unsigned bits, float norm, const float *mean, const struct cst_codec_ops *ops);
