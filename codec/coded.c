@@ -91,8 +91,8 @@ bool cst_coded_open(struct cst_coded_header *head, uint8_t *seg, const struct cs
         return false;
     memcpy(head, src, sizeof(*head));
     turn = head->flags & CST_CODED_UNROTATED;
-    if (head->flags & ~allowed || head->bits < 1 || head->bits > 8 ||
-        head->exponent < CST_CODED_EXPONENT_MIN || head->exponent > CST_CODED_EXPONENT_MAX)
+    if (head->flags & ~allowed || head->bits > 8 || head->exponent < CST_CODED_EXPONENT_MIN ||
+        head->exponent > CST_CODED_EXPONENT_MAX)
         return false;
     if (turn ? !can_turn(s, w) || cst_load32(&head->rope) != cst_rope_id(s->rotated)
              : cst_load32(&head->rope) != 0)

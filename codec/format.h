@@ -87,22 +87,31 @@ enum cst_plane_coding {
     CST_PLANE_CODINGS
 };
 
-/* Head of a GROUPS or LLOYD stream; sinks, then fp16 parameters, then codes follow. */
+/* Head of a GROUPS, LLOYD or TUCKER stream; sinks, then fp16 parameters, then codes follow. */
 struct cst_coded_header {
     uint8_t flags;        /* enum cst_coded_flag */
-    uint8_t bits;         /* of a code, 1..8 */
+    uint8_t bits;         /* of a code, 1..8; TUCKER: 0 is no codes */
     int8_t exponent;      /* fp16 parameters are multiplied by 2^exponent */
-    uint8_t group;        /* GROUPS: log2 of the values that share a scale; LLOYD: 0 */
+    uint8_t group;        /* GROUPS: log2 of the values that share a scale; else 0 */
     struct cst_le32 rope; /* UNROTATED: cst_rope_id() of the layer; else 0 */
 };
 _Static_assert(sizeof(struct cst_coded_header) == 8, "docs/codec-format.md section 4.4");
 
+/* TUCKER: behind the sinks. Factors, core, means, norms and codes follow. */
+struct cst_tucker_header {
+    struct cst_le16 rank_t, rank_d;
+    struct cst_le32 scale; /* float: of the core's halves */
+};
+_Static_assert(sizeof(struct cst_tucker_header) == 8, "docs/codec-format.md section 4.7");
+
 enum cst_coded_flag {
-    CST_CODED_UNROTATED = 1, /* K turned back to position 0 */
-    CST_CODED_MEAN = 2,      /* LLOYD: less the mean of each channel */
-    CST_CODED_ZEROS = 4,     /* GROUPS: each group has a zero, else codes are symmetric */
-    CST_CODED_BY_CHANNEL = 8 /* GROUPS: groups run over the tokens of a channel, else over the
-                                channels of a token */
+    CST_CODED_UNROTATED = 1,  /* K turned back to position 0 */
+    CST_CODED_MEAN = 2,       /* LLOYD: less the mean of each channel */
+    CST_CODED_ZEROS = 4,      /* GROUPS: each group has a zero, else codes are symmetric */
+    CST_CODED_BY_CHANNEL = 8, /* GROUPS: groups run over the tokens of a channel, else over the
+                                 channels of a token */
+    CST_CODED_FACTORS = 16,   /* TUCKER: the first stream of a cell, with its factors */
+    CST_CODED_LLOYD = 32,     /* TUCKER: Lloyd-Max levels, else uniform ones */
 };
 
 /* Head of a KLT stream; sinks follow, then what codec/rans.h makes of coefficients and gains. */

@@ -174,6 +174,7 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
         r = cst_frame_inspect(dst, e.at, info);
         if (r)
             return r;
+        info->over_budget = e.layered && cst_layered_over_budget(&e.work);
     }
     *out_len = e.at;
     return 0;

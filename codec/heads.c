@@ -37,11 +37,14 @@ static void codebook_finish(struct cst_codebook *b) {
         b->midpoint[i] = (b->level[i] + b->level[i + 1]) * 0.5f;
 }
 
+double cst_codebook_distortion(bool lloyd, unsigned bits) {
+    return lloyd ? lloyd_distortion[bits] : uniform_distortion[bits];
+}
+
 void cst_codebook_lloyd(struct cst_codebook *b, unsigned bits) {
     const float *level = cst_lloyd_levels(bits);
 
     b->bits = bits;
-    b->distortion = lloyd_distortion[bits];
     for (unsigned i = 0; i < 1u << bits; i++)
         b->level[i] = level[i];
     codebook_finish(b);
@@ -54,7 +57,6 @@ void cst_uniform_levels(float level[256], unsigned bits) {
 
 void cst_codebook_uniform(struct cst_codebook *b, unsigned bits) {
     b->bits = bits;
-    b->distortion = uniform_distortion[bits];
     cst_uniform_levels(b->level, bits);
     codebook_finish(b);
 }

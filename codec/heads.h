@@ -17,12 +17,13 @@ struct cst_codebook {
     float level[256];
     double square[256]; /* of a level */
     float midpoint[255];
-    double distortion; /* mean squared error of a normal variable */
 };
 
 /* 1 to 8 bits: Lloyd-Max levels, or those one step apart around 0 for the step of least error. */
 void cst_codebook_lloyd(struct cst_codebook *book, unsigned bits);
 void cst_codebook_uniform(struct cst_codebook *book, unsigned bits);
+/* Mean squared error of a normal variable of deviation 1; 0 bits: all of it. */
+double cst_codebook_distortion(bool lloyd, unsigned bits);
 /* For decoding: the levels alone. */
 void cst_uniform_levels(float level[256], unsigned bits);
 

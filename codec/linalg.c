@@ -56,6 +56,14 @@ void cst_gram(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda,
         ssyrk_("L", "N", &fn, &fm, &alpha, a, &fa, &beta, c, &fc, 1, 1);
 }
 
+void cst_gram_rows(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
+                   float *c, uint32_t ldc) {
+    const blas_int fm = (blas_int)m, fn = (blas_int)n, fa = (blas_int)lda, fc = (blas_int)ldc;
+
+    if (m)
+        ssyrk_("L", "T", &fm, &fn, &alpha, a, &fa, &beta, c, &fc, 1, 1);
+}
+
 void cst_symmetrize(uint32_t n, float *a, uint32_t lda) {
     for (uint32_t i = 1; i < n; i++) {
         for (uint32_t j = 0; j < i; j++)

@@ -30,6 +30,10 @@ void cst_gemm(bool transpose_a, bool transpose_b, uint32_t m, uint32_t n, uint32
 void cst_gram(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
               float *c, uint32_t ldc);
 
+/* The same of the m x m matrix C = alpha * A A^T + beta * C, A of n columns. */
+void cst_gram_rows(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
+                   float *c, uint32_t ldc);
+
 /* Copies the upper triangle to the lower one. */
 void cst_symmetrize(uint32_t n, float *a, uint32_t lda);
 

@@ -187,7 +187,7 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
     const float *mean;
     struct parts p;
 
-    if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || head.group)
+    if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || !head.bits || head.group)
         return false;
     p = parts_of(s, &head);
     if (len != p.end ||

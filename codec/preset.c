@@ -32,6 +32,16 @@ static const struct row {
     [CST_PRESET_TURBOQUANT] = { "turboquant",
                                 { CST_STAGE_LLOYD, .bits = TURBOQUANT_BITS },
                                 { CST_STAGE_LLOYD, .bits = TURBOQUANT_BITS } },
+#define TUCKER(name)                                                                               \
+    {                                                                                              \
+        name, { CST_STAGE_TUCKER }, {                                                              \
+            CST_STAGE_TUCKER                                                                       \
+        }                                                                                          \
+    }
+    [CST_PRESET_JOLT] = TUCKER("jolt"),
+    [CST_PRESET_FLASHJOLT] = TUCKER("flashjolt"),
+    [CST_PRESET_JOLT_PLUS] = TUCKER("jolt+"),
+#undef TUCKER
     [CST_PRESET_KLT] = { "klt", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
     [CST_PRESET_DEEP] = { "deep", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
 };

@@ -28,3 +28,8 @@ static inline bool cst_preset_is_layered(uint32_t preset) {
 static inline bool cst_preset_needs_side(uint32_t preset) {
     return preset == CST_PRESET_KLT || preset == CST_PRESET_DEEP;
 }
+
+/* Whether it codes with stage TUCKER. */
+static inline bool cst_preset_is_tucker(uint32_t preset) {
+    return preset >= CST_PRESET_JOLT && preset <= CST_PRESET_JOLT_PLUS;
+}

@@ -93,6 +93,9 @@ size_t cst_dense_work_size(const struct cst_descriptor *desc, uint32_t preset);
 bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_position,
                        uint32_t preset, const struct cst_codec_work *w);
 
+/* After encode: the smallest choice of the preset misses the ratio asked for. */
+bool cst_layered_over_budget(const struct cst_codec_work *w);
+
 /* A stream of a layer before those asked for, which later ones may depend on. */
 bool cst_layered_skip(const struct cst_stage_segment *s, uint8_t stage, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w);
@@ -131,6 +134,19 @@ size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage
                         unsigned bits, bool means, const struct cst_codec_work *w, float *error);
 bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w);
+
+/*
+ * TUCKER (codec/tucker.h), in layered frames only: a segment as its part of a decomposition that
+ * it shares with others, and codes of the residual. encode wants the frame planned and its segments
+ * in the order of streams, decode those streams before it that carry factors; skip reads one of
+ * them for that alone.
+ */
+size_t cst_tucker_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
+                         const struct cst_codec_work *w, float *error);
+bool cst_tucker_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                       size_t len, const struct cst_codec_work *w);
+bool cst_tucker_skip(const struct cst_stage_segment *s, const uint8_t *src, size_t len,
+                     const struct cst_codec_work *w);
 
 /* Any bytes. */
 size_t cst_zstd_work_size(void);

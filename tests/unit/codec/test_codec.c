@@ -7,6 +7,7 @@
 #include "tests/unit/codec/codec_case.h"
 
 #include "codec/format.h"
+#include "codec/preset.h"
 
 #include "base/crc32c.h"
 
@@ -78,11 +79,11 @@ static void exact_presets_give_every_byte_back(void **state) {
 }
 
 /* Largest error that a preset makes of what a model has, in case_fill_model()'s rows. */
-static const float worst[CST_PRESETS] = { [CST_PRESET_INT8] = 0.02f,
-                                          [CST_PRESET_INT4] = 0.3f,
-                                          [CST_PRESET_KIVI4] = 0.2f,
-                                          [CST_PRESET_KIVI2] = 1.0f,
-                                          [CST_PRESET_TURBOQUANT] = 0.2f };
+static const float worst[CST_PRESETS] = {
+    [CST_PRESET_INT8] = 0.02f,     [CST_PRESET_INT4] = 0.3f,       [CST_PRESET_KIVI4] = 0.2f,
+    [CST_PRESET_KIVI2] = 1.0f,     [CST_PRESET_TURBOQUANT] = 0.2f, [CST_PRESET_JOLT] = 0.7f,
+    [CST_PRESET_FLASHJOLT] = 0.7f, [CST_PRESET_JOLT_PLUS] = 0.7f
+};
 
 static void check_sinks_and_holes(const struct case_block *c, uint32_t sinks, uint32_t tokens) {
     for (uint32_t i = 0; i < c->desc.n_segments; i++) {
@@ -126,7 +127,7 @@ static void check_lossy(struct case_block *c, const struct row *row, uint32_t pr
     p.bound = worst[preset];
     exact = c->frame_len;
     assert_int_equal(case_encode(c, &p, &info), 0);
-    assert_true(c->frame_len < exact);
+    assert_true(c->frame_len < exact || cst_preset_is_layered(preset)); /* those have a budget */
 }
 
 static void lossy_presets_keep_sinks_and_bound(void **state) {

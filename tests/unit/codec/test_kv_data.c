@@ -12,6 +12,7 @@
 #include "tests/unit/codec/kv_fixture.h"
 
 #include "codec/dtype.h"
+#include "codec/preset.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -62,7 +63,12 @@ static double squared_error(const struct case_block *c, const uint8_t *original)
     return sum;
 }
 
-/* A block that is decoded and encoded again ten times keeps its error within a tenth. */
+/* What its error may grow to when a block is decoded and encoded again ten times: by a tenth; where
+ * an allocator may come to another choice of nearly the same error, by another round of noise. */
+static double most_drift(uint32_t preset) {
+    return cst_preset_is_layered(preset) ? 1.5 : 1.1;
+}
+
 static void check_drift(struct case_block *c, uint32_t position) {
     uint8_t *original = test_malloc(c->desc.block_bytes);
 
@@ -78,7 +84,7 @@ static void check_drift(struct case_block *c, uint32_t position) {
             if (round == 0)
                 first = squared_error(c, original);
         }
-        assert_true(squared_error(c, original) <= 1.1 * 1.1 * first);
+        assert_true(squared_error(c, original) <= most_drift(preset) * most_drift(preset) * first);
         memcpy(c->block, original, c->desc.block_bytes);
     }
     test_free(original);

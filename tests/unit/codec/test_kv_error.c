@@ -22,50 +22,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS = 30, TOKENS = 512 };
+enum { LAYERS = KV_LAYERS, TOKENS = KV_TOKENS };
 
 /* The documents' tensors as blocks of one fp32 segment a layer and tensor; one for each document.
  */
 static struct case_block *before[2], *after[2]; /* keys before and after the rotation */
-
-static struct case_block *load_document(const char *folder, const char *text, const char *keys,
-                                        bool rotated) {
-    const struct case_shape shape = {
-        CASE_ROWS, CST_DTYPE_F32, TOKENS, LAYERS, KV_HEADS, KV_DIMS, 0
-    };
-    struct case_block *c = case_new(&shape);
-
-    for (uint32_t tensor = 0; tensor < 2; tensor++) {
-        struct kv_tensor t;
-        char name[64];
-
-        (void)snprintf(name, sizeof(name), "%s.%s", text, tensor ? "v" : keys);
-        t = kv_load(folder, name);
-        assert_int_equal(t.size, (size_t)LAYERS * TOKENS * KV_ROW * 2);
-        for (uint32_t l = 0; l < LAYERS; l++)
-            cst_codec_ops()->to_f32[CST_DTYPE_BF16](
-                (float *)(void *)(c->block + c->desc.segments[2 * l + tensor].offset),
-                t.bytes + (size_t)l * TOKENS * KV_ROW * 2, (size_t)TOKENS * KV_ROW);
-        free(t.bytes);
-    }
-    if (rotated)
-        case_rotate_keys(c, CST_ROPE_NORM, KV_DIMS);
-    for (uint32_t l = 0; l < LAYERS; l++)
-        c->desc.layers[l].rope_theta = 1e5f;
-    return c;
-}
-
-/* Relative squared error of a decoded segment. */
-static double nmse(const uint8_t *x_bytes, const uint8_t *y_bytes) {
-    const float *x = (const void *)x_bytes, *y = (const void *)y_bytes;
-    double errors = 0, energy = 0;
-
-    for (size_t i = CST_SINK_TOKENS * KV_ROW; i < (size_t)TOKENS * KV_ROW; i++) {
-        errors += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
-        energy += (double)x[i] * (double)x[i];
-    }
-    return errors / energy;
-}
 
 static void check(const char *name, double sum_k, double sum_v, double k, double v) {
     double got_k = sqrt(sum_k / (2 * LAYERS)), got_v = sqrt(sum_v / (2 * LAYERS));
@@ -157,7 +118,7 @@ static void stage_errors(void **state) {
                 share = centre(src, d, seg->offset);
             case_stage_init(&stage, c, i, TOKENS, 0);
             assert_true(encode(row, i % 2 == 0, c->frame, src, &stage.s, &stage.w) > 0);
-            sums[i % 2] += nmse(src, stage.w.a) * share;
+            sums[i % 2] += kv_nmse(src, stage.w.a) * share;
         }
     }
     check(row->name, sums[0], sums[1], row->k, row->v);
@@ -187,7 +148,7 @@ static void preset_errors(void **state) {
         assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
         for (uint32_t i = 0; i < 2 * LAYERS; i++)
             sums[i % 2] +=
-                nmse(c->block + c->desc.segments[i].offset, c->out + c->desc.segments[i].offset);
+                kv_nmse(c->block + c->desc.segments[i].offset, c->out + c->desc.segments[i].offset);
     }
     check(row->name, sums[0], sums[1], row->k, row->v);
 }
@@ -201,8 +162,8 @@ int main(void) {
         return cst_skip("CISTERN_DATA is not set");
     (void)snprintf(folder, sizeof(folder), "%s/kv", getenv("CISTERN_DATA"));
     for (size_t d = 0; d < 2; d++) {
-        before[d] = load_document(folder, texts[d], "kpre", false);
-        after[d] = load_document(folder, texts[d], "kpost", true);
+        before[d] = kv_document(folder, texts[d], "kpre", false);
+        after[d] = kv_document(folder, texts[d], "kpost", true);
     }
     failed = cst_run_rows(stages, stage_errors) + cst_run_rows(presets, preset_errors);
     for (size_t d = 0; d < 2; d++) {

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The decomposition. Where a cell has fewer channels than tokens the token directions come from the
+ * Gram matrix of the channels, which is the smaller one, and are made orthonormal afterwards: a
+ * squared spectrum in fp32 leaves nothing of directions 2^-12 below the first one, and those must
+ * still be directions. fp32 is enough elsewhere: only leading directions matter, and what is coded
+ * behind them takes up their errors. No state; any thread.
+ */
+#include "codec/tucker_basis.h"
+#include "codec/linalg.h"
+
+#include "base/macros.h"
+#include "base/random.h"
+
+#include <string.h>
+
+enum { OVERSAMPLE = 10, POWER_ITERATIONS = 2 };
+
+void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
+    for (uint32_t i = 0; i < n / 2; i++) {
+        float *a = rows + (size_t)i * columns, *b = rows + (size_t)(n - 1 - i) * columns;
+
+        for (uint32_t c = 0; c < columns; c++) {
+            float x = a[c];
+
+            a[c] = b[c];
+            b[c] = x;
+        }
+    }
+}
+
+void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
+                            const struct cst_tucker_shape *s, const float *x) {
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gemm(false, true, rows, s->tokens, channels, 1, a, channels, x, channels, i ? 1 : 0,
+                 out, s->tokens);
+        a += (size_t)rows * channels;
+        x += (size_t)s->tokens * channels;
+    }
+}
+
+void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
+                              const struct cst_tucker_shape *s, const float *x) {
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gemm(false, false, rows, channels, s->tokens, 1, token, s->tokens, x, channels, 0, out,
+                 channels);
+        out += (size_t)rows * channels;
+        x += (size_t)s->tokens * channels;
+    }
+}
+
+/* ---- dimensions ------------------------------------------------------------------------------
+ */
+
+static int dim_basis(struct cst_tucker_basis *b, const struct cst_tucker_shape *s, const float *x,
+                     const struct cst_tucker_scratch *w) {
+    int r;
+
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t rows = s->tokens * s->part[i].heads;
+        float weight = s->part[i].weight;
+
+        cst_gram(rows, s->dims, weight * weight, x, s->dims, i ? 1 : 0, b->dim, s->dims);
+        x += (size_t)rows * s->dims;
+    }
+    r = cst_eigen(s->dims, b->dim, s->dims, w->values, w->eigen);
+    cst_tucker_flip(b->dim, s->dims, s->dims);
+    return r;
+}
+
+/* y: the weighted cell in the directions of the dimensions; returns its energy. */
+static double turn(float *y, const struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                   const float *x) {
+    double energy = 0;
+
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t rows = s->tokens * s->part[i].heads;
+        size_t n = (size_t)rows * s->dims;
+        double sum = 0;
+
+        cst_gemm(false, true, rows, s->dims, s->dims, s->part[i].weight, x, s->dims, b->dim,
+                 s->dims, 0, y, s->dims);
+        for (size_t k = 0; k < n; k++)
+            sum += (double)x[k] * (double)x[k];
+        energy += sum * (double)s->part[i].weight * (double)s->part[i].weight;
+        x += n;
+        y += n;
+    }
+    return energy;
+}
+
+/* ---- tokens ----------------------------------------------------------------------------------
+ */
+
+static int tokens_by_tokens(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                            const struct cst_tucker_scratch *w) {
+    const float *y = w->y;
+    int r;
+
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gram_rows(s->tokens, channels, 1, y, channels, i ? 1 : 0, w->gram, s->tokens);
+        y += (size_t)s->tokens * channels;
+    }
+    r = cst_eigen(s->tokens, w->gram, s->tokens, w->values, w->eigen);
+    cst_tucker_flip(w->gram, s->tokens, s->tokens);
+    memcpy(b->token, w->gram, (size_t)b->rank * s->tokens * sizeof(float));
+    return r;
+}
+
+/* Upper triangle of Y^T Y, n channels, in blocks of two parts. */
+static void channel_gram(float *gram, uint32_t n, const struct cst_tucker_shape *s,
+                         const float *y) {
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims, to = at + channels;
+        const float *other = y + (size_t)s->tokens * channels;
+
+        cst_gram(s->tokens, channels, 1, y, channels, 0, gram + (size_t)at * n + at, n);
+        for (uint32_t j = i + 1; j < s->n_parts; j++) {
+            uint32_t more = s->part[j].heads * s->dims;
+
+            cst_gemm(true, false, channels, more, s->tokens, 1, y, channels, other, more, 0,
+                     gram + (size_t)at * n + to, n);
+            other += (size_t)s->tokens * more;
+            to += more;
+        }
+        y += (size_t)s->tokens * channels;
+        at += channels;
+    }
+}
+
+static int tokens_by_channels(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                              const struct cst_tucker_scratch *w) {
+    uint32_t n = s->heads * s->dims, at = 0;
+    const float *y = w->y;
+    int r;
+
+    channel_gram(w->gram, n, s, y);
+    r = cst_eigen(n, w->gram, n, w->values, w->eigen);
+    if (r)
+        return r;
+    cst_tucker_flip(w->gram, n, n);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gemm(false, true, b->rank, s->tokens, channels, 1, w->gram + at, n, y, channels,
+                 i ? 1 : 0, b->token, s->tokens);
+        y += (size_t)s->tokens * channels;
+        at += channels;
+    }
+    return cst_orthonormalize(s->tokens, b->rank, b->token, s->tokens, w->eigen);
+}
+
+static void fill_signs(float *x, size_t n) {
+    struct cst_seeded_random random;
+    uint64_t bits = 0;
+
+    cst_seeded_random_init(&random, 0x4a6f4c54);
+    for (size_t i = 0; i < n; i++, bits >>= 1) {
+        if (i % 64 == 0)
+            bits = cst_seeded_random_next(&random);
+        x[i] = bits & 1 ? 1 : -1;
+    }
+}
+
+/* token: `rows` random combinations, then those of the strongest directions, orthonormal. */
+static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_shape *s,
+                         const struct cst_tucker_scratch *w) {
+    int r;
+
+    fill_signs(w->z, (size_t)rows * s->heads * s->dims);
+    cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
+    r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
+    for (int i = 0; i < POWER_ITERATIONS && !r; i++) {
+        cst_tucker_across_tokens(w->z, token, rows, s, w->y);
+        cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
+        r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
+    }
+    return r;
+}
+
+static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                            const struct cst_tucker_scratch *w) {
+    uint32_t rows = CST_MIN(b->rank + OVERSAMPLE, CST_MIN(s->tokens, s->heads * s->dims));
+    float *wide = w->eigen + cst_eigen_work(rows); /* rows x tokens */
+    const float *z = w->z;
+    int r;
+
+    r = sketch_tokens(wide, rows, s, w);
+    if (r)
+        return r;
+    cst_tucker_across_tokens(w->z, wide, rows, s, w->y);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gram_rows(rows, channels, 1, z, channels, i ? 1 : 0, w->gram, rows);
+        z += (size_t)rows * channels;
+    }
+    r = cst_eigen(rows, w->gram, rows, w->values, w->eigen);
+    cst_tucker_flip(w->gram, rows, rows);
+    cst_gemm(false, false, b->rank, s->tokens, rows, 1, w->gram, rows, wide, s->tokens, 0, b->token,
+             s->tokens);
+    return r;
+}
+
+/* ---- energies --------------------------------------------------------------------------------
+ */
+
+/* Squares of the core, summed over heads, then over both ranks. */
+static void add_energies(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                         const struct cst_tucker_scratch *w) {
+    uint32_t columns = s->dims + 1;
+    const float *core = w->z;
+
+    memset(b->captured, 0, (size_t)(b->rank + 1) * columns * sizeof(double));
+    cst_tucker_across_tokens(w->z, b->token, b->rank, s, w->y);
+    for (uint32_t p = 0; p < s->n_parts; p++) {
+        for (uint32_t i = 1; i <= b->rank; i++) {
+            double *row = b->captured + (size_t)i * columns + 1;
+
+            for (uint32_t h = 0; h < s->part[p].heads; h++, core += s->dims) {
+                for (uint32_t j = 0; j < s->dims; j++)
+                    row[j] += (double)core[j] * (double)core[j];
+            }
+        }
+    }
+    for (uint32_t i = 1; i <= b->rank; i++) {
+        double *row = b->captured + (size_t)i * columns, sum = 0;
+
+        for (uint32_t j = 1; j < columns; j++) {
+            sum += row[j];
+            row[j] = sum + row[(int64_t)j - columns];
+        }
+    }
+}
+
+int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                          const float *x, uint32_t sketch, const struct cst_tucker_scratch *w) {
+    int r = dim_basis(b, s, x, w);
+
+    if (r)
+        return r;
+    b->energy = turn(w->y, b, s, x);
+    if (sketch)
+        r = tokens_by_sketch(b, s, w);
+    else if (s->heads * s->dims < s->tokens)
+        r = tokens_by_channels(b, s, w);
+    else
+        r = tokens_by_tokens(b, s, w);
+    if (!r)
+        add_energies(b, s, w);
+    return r;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Partial Tucker decomposition of a cell, X of heads x tokens x dims: bases of the dimensions and
+ * of the tokens, the head mode untouched (Krishnan and Schulz, "A JoLT for the KV Cache"; ST-HOSVD,
+ * the dimensions first), through Gram matrices. And what of the energy any pair of ranks captures:
+ * bases are nested, so all pairs come from one decomposition.
+ *
+ * A cell is stored part by part (the segment of one layer is one), each tokens x (heads x dims).
+ * Pure; any thread.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct cst_tucker_part {
+    uint32_t heads;
+    float weight; /* > 0, that its values are multiplied by while bases are looked for */
+};
+
+struct cst_tucker_shape {
+    uint32_t tokens, dims;
+    uint32_t heads; /* of all parts */
+    uint32_t n_parts;
+    const struct cst_tucker_part *part;
+};
+
+/* Values of a cell, all parts. */
+static inline size_t cst_tucker_size(const struct cst_tucker_shape *s) {
+    return (size_t)s->tokens * s->heads * s->dims;
+}
+
+struct cst_tucker_basis {
+    uint32_t rank;    /* of the tokens, that were looked for */
+    double energy;    /* of the weighted cell */
+    float *dim;       /* [dims][dims]: row j is the j-th direction of the dimensions */
+    float *token;     /* [rank][tokens]: row i is the i-th direction of the tokens */
+    double *captured; /* [rank + 1][dims + 1]: energy in the first i and j directions */
+};
+
+/* Floats that basis_make needs besides: gram, values, eigen for max(tokens, dims), y and z for
+ * the cell. */
+struct cst_tucker_scratch {
+    float *gram, *values, *eigen, *y, *z;
+};
+
+/*
+ * Fills the basis, whose arrays have room for `rank` rows of tokens, rank <= tokens and <= heads x
+ * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
+ * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, 2 power iterations, a fixed seed); as
+ * energies are relative to the whole cell's, what the sketch misses counts as not captured.
+ * 0, or a condition of linalg.h.
+ */
+int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                          const float *x, uint32_t sketch, const struct cst_tucker_scratch *w);
+
+/* Reverses the order of n rows. */
+void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns);
+
+/* out (rows x tokens) = sum over parts of a's part (rows x its channels) times that of x,
+ * transposed; parts of a lie one after the other, as those of x. */
+void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
+                            const struct cst_tucker_shape *s, const float *x);
+/* out, part by part: token (rows x tokens) times the part of x. */
+void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
+                              const struct cst_tucker_shape *s, const float *x);

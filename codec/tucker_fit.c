@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A cell between its plan and its streams. The residual that the plan's directions leave is
+ * quantized first; then directions, core and means are fitted to what the codes leave of the cell,
+ * by one step of subspace iteration. That takes up part of the quantizer's error, and it is what
+ * keeps a block that is coded again and again from wandering: what was decoded is codes plus
+ * a tensor of just these ranks, so the next round finds the same codes and then the same factors.
+ * Without it every round's noise leans into the directions, and errors double within ten rounds.
+ *
+ * Factors are rounded one after the other, each fitted to the rounded ones before it. No state; any
+ * thread.
+ */
+#include "codec/codec.h"
+#include "codec/coded.h"
+#include "codec/heads.h"
+#include "codec/linalg.h"
+#include "codec/tucker.h"
+
+#include "base/macros.h"
+
+#include <math.h>
+#include <string.h>
+
+struct fit {
+    struct cst_tucker *t;
+    const struct cst_codec_work *w;
+    const struct cst_tucker_cell *cell;
+    const struct cst_tucker_member *member;
+    struct cst_tucker_shape shape;
+    struct cst_tucker_open *open;
+    uint32_t rank_t, rank_d;
+    float *left; /* of the cell: less the backbone, then less the codes */
+};
+
+static size_t part_size(const struct fit *f, uint32_t i) {
+    return (size_t)f->shape.tokens * f->member[i].heads * f->shape.dims;
+}
+
+static void load_halves(float *x, const uint8_t *src, size_t n, const struct cst_codec_ops *ops) {
+    (void)ops->halves(x, src, 1, n);
+}
+
+/* Rounded to fp16 and back; what is stored. */
+static void round_halves(uint8_t *dst, float *x, size_t n, const struct cst_codec_ops *ops) {
+    for (size_t i = 0; i < n; i++)
+        (void)cst_coded_put(dst + 2 * i, x[i], 0);
+    load_halves(x, dst, n, ops);
+}
+
+static bool load_cell(const struct fit *f) {
+    const struct cst_descriptor *desc = f->w->desc;
+    float *x = f->t->x, *mean = f->open->mean;
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        struct cst_tucker_member m = f->member[i];
+        struct cst_stage_segment s;
+        struct cst_view view;
+
+        while (desc->segments[at].offset != m.offset)
+            at = (at + 1) % desc->n_segments;
+        s = cst_stage_segment(&view, desc, &desc->segments[at], f->w->params->tokens,
+                              f->w->params->first_position);
+        if (!cst_tucker_load(&m, x, mean, f->t->block + m.offset, &s, f->t->recipe, f->w))
+            return false;
+        x += part_size(f, i);
+        mean += (size_t)m.heads * f->shape.dims;
+    }
+    return true;
+}
+
+/* ---- the residual ----------------------------------------------------------------------------
+ */
+
+/* left = the cell less its projection onto the directions */
+static void take_backbone(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+    const float *z = t->scratch.z;
+    float *left = f->left;
+
+    if (f->rank_t) {
+        cst_tucker_across_tokens(left, t->token, f->rank_t, &f->shape, t->x);
+        cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
+        cst_symmetrize(dims, t->scratch.gram, dims);
+        cst_gemm(false, false, f->rank_t * f->shape.heads, dims, dims, 1, left, dims,
+                 t->scratch.gram, dims, 0, t->scratch.z, dims);
+    }
+    memcpy(left, t->x, cst_tucker_size(&f->shape) * sizeof(float));
+    for (uint32_t i = 0; f->rank_t && i < f->cell->n; i++) {
+        uint32_t channels = f->member[i].heads * dims;
+
+        cst_gemm(true, false, f->shape.tokens, channels, f->rank_t, -1, t->token, f->shape.tokens,
+                 z, channels, 1, left, channels);
+        z += (size_t)f->rank_t * channels;
+        left += part_size(f, i);
+    }
+}
+
+/* Codes and norms of the residual; left = the cell less what they stand for. */
+static bool quantize(const struct fit *f) {
+    const struct cst_codec_ops *ops = f->w->ops;
+    uint32_t dims = f->shape.dims;
+    uint8_t *codes = f->open->codes, *norm = f->open->norms;
+    float *left = f->left, *q = f->t->scratch.values;
+    const float *x = f->t->x;
+    struct cst_codebook book;
+
+    if (f->t->recipe->lloyd)
+        cst_codebook_lloyd(&book, f->open->choice.bits);
+    else
+        cst_codebook_uniform(&book, f->open->choice.bits);
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        int exponent = f->member[i].exponent;
+
+        for (uint32_t row = 0; row < f->shape.tokens * f->member[i].heads; row++, norm += 2) {
+            float length;
+
+            memcpy(q, left, dims * sizeof(float));
+            cst_head_transform(q, dims, ops);
+            if (!cst_coded_put(norm, cst_head_encode(codes, q, dims, &book, ops), exponent))
+                return false;
+            length = cst_f16_to_f32(cst_load16((const void *)norm)) * cst_coded_unit(exponent);
+            cst_head_decode(q, codes, dims, book.level, book.bits, length, NULL, ops);
+            for (uint32_t d = 0; d < dims; d++)
+                *left++ = *x++ - q[d];
+            codes += dims;
+        }
+    }
+    return true;
+}
+
+/* ---- means -----------------------------------------------------------------------------------
+ */
+
+/* Moves the means of what the codes leave to the means that are stored. */
+static void fit_means(const struct fit *f) {
+    float *left = f->left, *mean = f->open->mean;
+
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        uint32_t channels = f->member[i].heads * f->shape.dims;
+        float unit = cst_coded_unit(f->member[i].exponent);
+
+        for (uint32_t c = 0; c < channels && f->member[i].mean; c++) {
+            double sum = 0;
+            float was = mean[c];
+
+            for (uint32_t t = 0; t < f->shape.tokens; t++)
+                sum += (double)left[(size_t)t * channels + c];
+            mean[c] = was + (float)(sum / f->shape.tokens);
+            mean[c] = cst_f16_to_f32(cst_f32_to_f16(mean[c] / unit)) * unit;
+            for (uint32_t t = 0; t < f->shape.tokens; t++)
+                left[(size_t)t * channels + c] -= mean[c] - was;
+        }
+        mean += channels;
+        left += part_size(f, i);
+    }
+}
+
+/* ---- factors ---------------------------------------------------------------------------------
+ */
+
+/* Multiplies parts of `rows` rows for each token direction, or token, by their weights. */
+static void weigh(const struct fit *f, float *x, uint32_t rows, uint32_t columns, bool back) {
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        size_t n = (size_t)rows * f->member[i].heads * columns;
+        float weight = back ? 1 / f->member[i].weight : f->member[i].weight;
+
+        for (size_t k = 0; k < n && f->t->recipe->level; k++)
+            x[k] *= weight;
+        x += n;
+    }
+}
+
+/* The directions of the dimensions, from what the token directions keep. */
+static bool fit_dims(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+    float *moved = t->scratch.z; /* free once the Gram matrix is made */
+
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, f->left);
+    weigh(f, t->scratch.z, f->rank_t, dims, false);
+    cst_gram(f->rank_t * f->shape.heads, dims, 1, t->scratch.z, dims, 0, t->scratch.gram, dims);
+    cst_symmetrize(dims, t->scratch.gram, dims);
+    cst_gemm(false, false, f->rank_d, dims, dims, 1, t->dim, dims, t->scratch.gram, dims, 0, moved,
+             dims);
+    memcpy(t->dim, moved, (size_t)f->rank_d * dims * sizeof(float));
+    if (cst_orthonormalize(dims, f->rank_d, t->dim, dims, t->scratch.eigen))
+        return false;
+    round_halves(f->cell->dim, t->dim, (size_t)f->rank_d * dims, f->w->ops);
+    return true;
+}
+
+/* Rows of `turned` are heads in the dimension directions, part by part. */
+static bool fit_tokens(const struct fit *f, struct cst_tucker_shape *turned) {
+    struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+
+    /* t->x: tokens x heads x rank_d */
+    cst_gemm(false, true, f->shape.tokens * f->shape.heads, f->rank_d, dims, 1, f->left, dims,
+             t->dim, dims, 0, t->x, f->rank_d);
+    weigh(f, t->x, f->shape.tokens, f->rank_d, false);
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, turned, t->x);
+    cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, turned, t->x);
+    return !cst_orthonormalize(f->shape.tokens, f->rank_t, t->token, f->shape.tokens,
+                               t->scratch.eigen);
+}
+
+/* Stores directions of tokens by token. */
+static void put_tokens(const struct fit *f) {
+    uint32_t tokens = f->shape.tokens;
+
+    round_halves(f->cell->token, f->t->token, (size_t)f->rank_t * tokens, f->w->ops);
+    for (uint32_t i = 0; i < tokens; i++) {
+        for (uint32_t r = 0; r < f->rank_t; r++)
+            (void)cst_coded_put(f->cell->token + 2 * ((size_t)i * f->rank_t + r),
+                                f->t->token[(size_t)r * tokens + i], 0);
+    }
+}
+
+/* A power of two that brings the largest value to 2^13 to 2^14. */
+static float scale_of(const float *x, size_t n) {
+    float most = 0;
+    int exponent;
+
+    for (size_t i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    (void)frexpf(most, &exponent);
+    exponent = CST_MAX(exponent - 14, CST_CODED_EXPONENT_MIN);
+    return most > 0 ? cst_coded_unit(exponent) : 1;
+}
+
+/* core: part by part, [rank_t][heads][rank_d]; stored [heads][rank_t][rank_d]. */
+static void put_core(const struct fit *f, const float *core) {
+    uint8_t *out = f->open->core;
+
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        uint32_t heads = f->member[i].heads;
+        size_t n = (size_t)heads * f->rank_t * f->rank_d;
+        float scale = scale_of(core, n);
+
+        f->open->scale[i] = scale;
+        for (uint32_t h = 0; h < heads; h++) {
+            for (uint32_t r = 0; r < f->rank_t; r++) {
+                const float *row = core + ((size_t)r * heads + h) * f->rank_d;
+
+                for (uint32_t j = 0; j < f->rank_d; j++, out += 2)
+                    (void)cst_coded_put(out, row[j] / scale, 0);
+            }
+        }
+        core += n;
+    }
+}
+
+static bool fit_factors(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+    struct cst_tucker_shape turned = f->shape;
+
+    turned.dims = f->rank_d;
+    if (!fit_dims(f) || !fit_tokens(f, &turned))
+        return false;
+    put_tokens(f);
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &turned, t->x);
+    weigh(f, t->scratch.z, f->rank_t, f->rank_d, true);
+    put_core(f, t->scratch.z);
+    return true;
+}
+
+static bool code_cell(const struct fit *f) {
+    if (f->open->choice.bits) {
+        take_backbone(f);
+        if (!quantize(f))
+            return false;
+    } else {
+        memcpy(f->left, f->t->x, cst_tucker_size(&f->shape) * sizeof(float));
+    }
+    fit_means(f);
+    return !f->rank_t || fit_factors(f);
+}
+
+bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_work *w) {
+    struct fit f = { .t = t, .w = w, .cell = &t->cell[cell] };
+
+    f.member = &t->member[f.cell->first];
+    f.open = &t->open[f.cell->tensor];
+    f.open->cell = UINT32_MAX;
+    if (!t->hull[cell].n)
+        return false;
+    f.open->choice = t->hull[cell].point[t->choice[cell]];
+    f.rank_t = f.open->choice.rank_t;
+    f.rank_d = f.open->choice.rank_d;
+    for (uint32_t i = 0; i < f.cell->n; i++)
+        t->part[i] = (struct cst_tucker_part){ f.member[i].heads, f.member[i].weight };
+    f.shape =
+        (struct cst_tucker_shape){ t->tokens, f.cell->dims, f.cell->heads, f.cell->n, t->part };
+    f.left = t->scratch.y;
+    load_halves(t->token, f.cell->token, (size_t)f.rank_t * t->tokens, w->ops);
+    load_halves(t->dim, f.cell->dim, (size_t)f.rank_d * f.cell->dims, w->ops);
+    if (!load_cell(&f) || !code_cell(&f))
+        return false;
+    f.open->cell = cell;
+    return true;
+}
