@@ -68,10 +68,13 @@ struct cst_encode_params {
     float ratio;            /* jolt family: block bytes over frame bytes to reach; 0 = 3 */
     float step; /* klt, deep: quantizer step over the rms deviation of a layer; 0 = .4 */
     const struct cst_side *side; /* NULL: none; outlives the call */
+    float carried; /* error that the block has of earlier frames: counts in the bound, and stands in
+                      the header with what this frame adds */
 };
 
-/* Preset and parameters from a text such as "int8", "turboquant:4" or "turboquant:4,3" (bits of
- * keys and values); everything else 0. 0 or CST_CODEC_E_PRESET. */
+/* Preset and parameters from a text such as "int8", "turboquant:4", "turboquant:4,3" (bits of keys
+ * and values), "klt:.35" (step) or "jolt+:3" (ratio); everything else 0. 0 or CST_CODEC_E_PRESET.
+ */
 int cst_preset_parse(struct cst_encode_params *out, const char *text);
 
 struct cst_frame_info {

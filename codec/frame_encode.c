@@ -167,6 +167,7 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
         return CST_CODEC_E_PRESET;
     encode_segments(&e, block);
     encode_gaps(&e, block);
+    e.error += params->carried;
     if (e.error > params->bound)
         return CST_CODEC_E_BOUND;
     put_header(&e);

@@ -20,6 +20,40 @@ static bool take_bits(struct cst_encode_params *out, const char *text) {
     return true;
 }
 
+/* A number without sign, exponent or blanks, within min .. max. */
+static bool take_real(float *out, const char *text, float min, float max) {
+    size_t whole = strspn(text, "0123456789"), point = text[whole] == '.';
+    size_t n = whole + point + strspn(text + whole + point, "0123456789");
+    double v = 0, unit = 1;
+
+    if (text[n] || n > 9 || n == point)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        if (i == whole)
+            continue;
+        v = 10 * v + (text[i] - '0');
+        unit *= i > whole ? 10 : 1;
+    }
+    *out = (float)(v / unit);
+    return *out >= min && *out <= max;
+}
+
+static bool take_parameter(struct cst_encode_params *p, const char *text) {
+    switch (p->preset) {
+    case CST_PRESET_TURBOQUANT:
+        return take_bits(p, text);
+    case CST_PRESET_KLT:
+    case CST_PRESET_DEEP:
+        return take_real(&p->step, text, .01F, 4);
+    case CST_PRESET_JOLT:
+    case CST_PRESET_FLASHJOLT:
+    case CST_PRESET_JOLT_PLUS:
+        return take_real(&p->ratio, text, 1, 64);
+    default:
+        return false;
+    }
+}
+
 int cst_preset_parse(struct cst_encode_params *out, const char *text) {
     const char *colon = strchrnul(text, ':');
     struct cst_encode_params p = { .tokens = 0 };
@@ -34,7 +68,7 @@ int cst_preset_parse(struct cst_encode_params *out, const char *text) {
     if (preset < 0)
         return CST_CODEC_E_PRESET;
     p.preset = (uint32_t)preset;
-    if (*colon && (preset != CST_PRESET_TURBOQUANT || !take_bits(&p, colon + 1)))
+    if (*colon && !take_parameter(&p, colon + 1))
         return CST_CODEC_E_PRESET;
     *out = p;
     return 0;

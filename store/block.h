@@ -36,6 +36,7 @@ struct cst_block {
     bool superseded; /* a longer block has its tokens: goes when idle */
     bool encoding;
     bool unpackable; /* doesn't shrink: stays as it is */
+    bool recoded;    /* its frame was tried to be made smaller */
     bool has_surprisals;
     uint8_t preset;      /* of the packed copy */
     uint8_t filed;       /* enum cst_filed */

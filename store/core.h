@@ -193,6 +193,9 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
 /* used: when the block that is packed was used last: nothing younger is evicted for it. */
 int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
                     struct cst_slab_slots **slab, uint32_t *slot);
+/* Evicts nothing. */
+int cst_room_packed_free(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
+                         uint32_t *slot);
 /* Is there memory for so many bytes, without taking any from others? */
 bool cst_room_has(const struct cst_store *store, uint64_t bytes);
 /* Is it worth encoding a block now? */
@@ -223,6 +226,13 @@ void cst_decode_orphan(struct cst_block *b);
 /* Starts encoding if there is something to encode and a place among the CST_ENCODES_MAX. True: an
  * encode of the space is under way. */
 bool cst_encode_kick(struct cst_space *space);
+/* The next frame to make smaller (recode.c), and the presets to try. */
+struct cst_choices;
+struct cst_block *cst_recode_next(struct cst_store *store);
+void cst_recode_choices(struct cst_choices *out, const struct cst_block *b,
+                        const struct cst_side *side);
+/* Starts making a frame smaller if memory is short. */
+void cst_recode_slice(struct cst_store *store);
 /* The same for whatever spaces are next. */
 void cst_encode_kick_all(struct cst_store *store);
 /* Gives slots to encoded blocks that wait. */

@@ -10,8 +10,9 @@
  * memory and only begin when there is room; 2. the hot copy is pinned while it is read; 3. a block
  * of an exact space gets exact presets only; 4. a block that doesn't shrink by a sixteenth stays as
  * it is: packing it would only cost a decode; 5. only committed bytes are encoded, never what a
- * lossy frame gave back. Loop thread, but for the jobs, which touch the copy, the buffer and the
- * slot.
+ * lossy frame gave back, but for a frame that is made smaller (recode.c), which accounts for what
+ * it lost before; its frame is pinned until the new one has taken its place. Loop thread, but for
+ * the jobs, which touch the copy, the buffer and the slot.
  */
 #include "base/crc32c.h"
 #include "base/err.h"
@@ -32,7 +33,9 @@ struct encode {
     struct cst_slab_slots *slab;
     uint32_t slot;
     const uint8_t *source;
-    uint8_t *frame; /* owned */
+    bool again;       /* from the frame, to make it smaller */
+    uint8_t *decoded; /* owned; then the source */
+    uint8_t *frame;   /* owned */
     size_t len;
     uint32_t crc;
     struct cst_choices choices;
@@ -56,16 +59,36 @@ static int encode_as(struct encode *e, const struct cst_encode_params *choice, s
                             &e->info);
 }
 
+/* The bytes to encode: those of the hot copy, or of the frame. */
+static int take_source(struct encode *e, uint8_t *work, size_t work_len) {
+    const struct cst_block *b = e->block;
+    const struct cst_copy *copy = e->again ? &b->packed : &b->hot;
+    const struct cst_descriptor *desc = b->space->desc;
+    struct cst_decode_params params = CST_DECODE_ALL;
+
+    if (cst_crc32c(0, e->source, copy->length) != copy->crc)
+        return CST_STORE_E_CORRUPT;
+    if (!e->again)
+        return 0;
+    e->decoded = cst_malloc(desc->block_bytes);
+    if (!e->decoded)
+        return cst_err(-ENOMEM);
+    params.side = b->side ? &b->side->side : NULL;
+    if (cst_frame_decode(e->decoded, desc->block_bytes, e->source, copy->length, desc, &params,
+                         work, work_len))
+        return CST_STORE_E_CORRUPT;
+    e->source = e->decoded;
+    return 0;
+}
+
 static int encode(struct encode *e) {
     const struct cst_block *b = e->block; /* pinned */
     const struct cst_descriptor *desc = b->space->desc;
-    size_t cap = cst_frame_bound(desc), work_len = 0;
+    size_t cap = cst_frame_bound(desc), work_len = cst_codec_work_size(desc, b->preset);
     cst_auto(cst_freep) uint8_t *heap = NULL;
     uint8_t *work;
-    int r = CST_CODEC_E_PRESET;
+    int r;
 
-    if (cst_crc32c(0, e->source, b->hot.length) != b->hot.crc)
-        return CST_STORE_E_CORRUPT;
     for (unsigned i = 0; i < e->choices.n; i++)
         work_len = CST_MAX(work_len, cst_codec_work_size(desc, e->choices.try[i].preset));
     e->frame = cst_malloc(cap);
@@ -73,6 +96,10 @@ static int encode(struct encode *e) {
     if (!e->frame || !heap)
         return cst_err(-ENOMEM);
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
+    r = take_source(e, work, work_len);
+    if (r)
+        return r;
+    r = CST_CODEC_E_PRESET;
     for (e->used = 0; e->used < e->choices.n; e->used++) {
         r = encode_as(e, &e->choices.try[e->used], cap, work, work_len);
         if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET && r != CST_CODEC_E_SIDE)
@@ -93,6 +120,8 @@ static void end(struct encode *e) {
 
     cst_list_unlink(&e->link);
     e->side = cst_side_unref(e->side);
+    if (e->again)
+        cst_copy_unpin(&b->packed);
     b->encoding = false;
     space->encodes--;
     space->store->encodes--;
@@ -101,6 +130,7 @@ static void end(struct encode *e) {
         cst_block_reap(b);
     else
         cst_block_settle(b, CST_EVICT_WARM);
+    cst_free(e->decoded);
     cst_free(e->frame);
     cst_free(e);
 }
@@ -112,8 +142,11 @@ static void back_off(struct cst_space *space) {
 
 static bool shrinks(const struct encode *e) {
     uint64_t block = e->block->space->desc->block_bytes;
+    uint64_t slot = cst_packed_class_bytes(cst_packed_class(e->len));
 
-    return cst_packed_class_bytes(cst_packed_class(e->len)) <= block - block / 16;
+    if (e->again) /* two size classes at least */
+        return cst_packed_class(e->len) + 2 <= e->block->packed.slab->klass;
+    return slot <= block - block / 16;
 }
 
 static void encode_job(struct cst_job *job) {
@@ -128,14 +161,15 @@ static void encode_done(struct cst_job *job) {
     struct cst_space *space = b->space;
 
     cst_store_enter(space);
-    cst_copy_unpin(&b->hot);
+    if (!e->again)
+        cst_copy_unpin(&b->hot);
     if (!b->dead && e->result == CST_STORE_E_CORRUPT)
         (void)cst_block_remove(b, CST_GONE_CORRUPT);
     else if (e->result < 0)
         back_off(space);
     else if (!e->result && !b->dead)
-        b->unpackable = !shrinks(e);
-    if (b->dead || e->result || b->unpackable)
+        *(e->again ? &b->recoded : &b->unpackable) = !shrinks(e);
+    if (b->dead || e->result || (e->again ? b->recoded : b->unpackable))
         end(e);
     else
         cst_list_append(&space->wait_encodes, &e->link);
@@ -151,14 +185,28 @@ static void move_job(struct cst_job *job) {
     e->frame = cst_free(e->frame);
 }
 
+/* The new frame takes the place of the old one, unless that is wanted by others now. */
+static bool replace(struct encode *e) {
+    struct cst_block *b = e->block;
+
+    b->recoded = true;
+    if (b->packed.leases || b->packed.busy > 1)
+        return false;
+    cst_copy_unpin(&b->packed);
+    e->again = false;
+    cst_block_drop_packed(b);
+    return true;
+}
+
 static void move_done(struct cst_job *job) {
     struct encode *e = cst_container_of(job, struct encode, job);
     struct cst_block *b = e->block;
     struct cst_space *space = b->space;
+    bool again = e->again;
 
     cst_store_enter(space);
     e->slab->busy--;
-    if (b->dead) {
+    if (b->dead || (e->again && !replace(e))) {
         cst_slab_give(e->slab, e->slot);
     } else {
         assert(space->klass != CST_CLASS_LOSSLESS || cst_preset_is_exact(e->info.preset));
@@ -167,9 +215,12 @@ static void move_done(struct cst_job *job) {
         b->error = e->info.error;
         if (e->info.side_version)
             b->side = cst_steal(&e->side);
-        cst_learn_note(space, &e->info, e->missed);
-        space->stats.encodes++;
-        space->stats.fallbacks += e->missed;
+        b->recoded = again;
+        if (!again)
+            cst_learn_note(space, &e->info, e->missed);
+        space->stats.encodes += !again;
+        space->stats.recodes += again;
+        space->stats.fallbacks += e->missed && !again;
         space->encode_fails = 0;
     }
     end(e);
@@ -184,12 +235,13 @@ void cst_encode_serve(struct cst_space *space) {
     while ((it = cst_list_first(&space->wait_encodes))) {
         struct encode *e = cst_list_entry(it, struct encode, link);
         int r = e->block->dead ? CST_ROOM_FULL
+                : e->again     ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
                                : cst_room_packed(space, e->len, e->block->used, &e->slab, &e->slot);
 
         if (r == CST_ROOM_WAIT)
             return;
         if (r) {
-            if (!e->block->dead) /* that one asked for no room */
+            if (!e->block->dead && !e->again) /* those asked for no room */
                 back_off(space);
             end(e);
             continue;
@@ -201,30 +253,57 @@ void cst_encode_serve(struct cst_space *space) {
     }
 }
 
-static bool start(struct cst_space *space) {
-    struct cst_block *b = cst_list_entry(space->dirty.next, struct cst_block, file);
+/* From a copy of the block. NULL: out of memory. */
+static struct encode *encode_new(struct cst_block *b, struct cst_copy *copy) {
+    struct cst_side_data *newest = cst_side_newest(b->space);
     struct encode *e = cst_calloc(1, sizeof(*e));
 
     if (!e) {
-        back_off(space);
-        return false;
+        back_off(b->space);
+        return NULL;
     }
-    assert(b->hot.crc == b->crc);
     cst_list_init(&e->link);
     e->block = b;
-    e->source = cst_slot_data(b->hot.slab, b->hot.slot);
-    e->side = cst_side_newest(space) ? cst_side_ref(cst_side_newest(space)) : NULL;
-    cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass),
-                e->side ? &e->side->side : NULL);
+    e->source = cst_slot_data(copy->slab, copy->slot);
+    e->side = newest ? cst_side_ref(newest) : NULL;
     b->encoding = true;
-    cst_copy_pin(&b->hot);
+    cst_copy_pin(copy);
     cst_block_settle(b, CST_EVICT_WARM);
+    return e;
+}
+
+static void submit(struct encode *e) {
+    struct cst_space *space = e->block->space;
+
     space->encodes++;
     space->store->encodes++;
     space->store->encode_bytes += space->encode_bytes;
     e->job = (struct cst_job){ .run = encode_job, .done = encode_done };
     cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
+}
+
+static bool start(struct cst_space *space) {
+    struct cst_block *b = cst_list_entry(space->dirty.next, struct cst_block, file);
+    struct encode *e = encode_new(b, &b->hot);
+
+    if (!e)
+        return false;
+    assert(b->hot.crc == b->crc);
+    cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass),
+                e->side ? &e->side->side : NULL);
+    submit(e);
     return true;
+}
+
+void cst_recode_slice(struct cst_store *store) {
+    struct cst_block *b = store->encodes ? NULL : cst_recode_next(store);
+    struct encode *e = b ? encode_new(b, &b->packed) : NULL;
+
+    if (!e)
+        return;
+    e->again = true;
+    cst_recode_choices(&e->choices, b, e->side ? &e->side->side : NULL);
+    submit(e);
 }
 
 /* After n failures in a row nothing is tried for 2^(n-1) s, or 1 s when a slot is wanted. */
@@ -266,4 +345,5 @@ void cst_encode_kick_all(struct cst_store *store) {
         else if (!stop)
             stop = it;
     }
+    cst_recode_slice(store);
 }

@@ -320,6 +320,17 @@ bool cst_room_packed_is_likely(const struct cst_space *space) {
            !cst_list_is_empty(&space->store->empty) || cst_room_has(space->store, slab_size(space));
 }
 
+int cst_room_packed_free(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
+                         uint32_t *slot) {
+    uint32_t klass = cst_packed_class(bytes);
+
+    if (take_free(&space->packed_free[klass], slab, slot))
+        return 0;
+    if (space->making_packed || grow(space, true, klass, cst_packed_class_bytes(klass)))
+        return CST_ROOM_WAIT;
+    return CST_ROOM_FULL;
+}
+
 int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
                     struct cst_slab_slots **slab, uint32_t *slot) {
     uint32_t klass = cst_packed_class(bytes);

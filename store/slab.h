@@ -25,9 +25,10 @@ struct cst_slab_slots {
     uint32_t klass;        /* packed: size class */
     uint64_t slot_bytes;
     uint32_t n_slots, used;
-    uint32_t leases; /* held by fetches */
-    uint32_t busy;   /* slots that jobs read or write */
-    uint32_t clean;  /* hot: copies that can be dropped at once */
+    uint32_t leases;    /* held by fetches */
+    uint32_t busy;      /* slots that jobs read or write */
+    uint32_t clean;     /* hot: copies that can be dropped at once */
+    uint32_t recode_at; /* packed: the slot that recode.c looks at next */
     uint64_t touched;
     uint32_t *stack;            /* free slots: the first n_slots - used entries */
     struct cst_block *owners[]; /* NULL: free, or still being filled */

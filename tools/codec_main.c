@@ -99,6 +99,10 @@ static bool parse_preset(const char *text, struct cst_encode_params *p) {
     p->preset = parsed.preset;
     p->bits_k = parsed.bits_k;
     p->bits_v = parsed.bits_v;
+    if (parsed.step > 0)
+        p->step = parsed.step;
+    if (parsed.ratio > 0)
+        p->ratio = parsed.ratio;
     return true;
 }
 
