@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Learning, on variables whose best code is known: the gain of a Karhunen-Loeve basis on an
+ * autoregressive covariance, and of a predictor on a layer that follows another one, against their
+ * closed forms. And what can't be learned from.
+ */
+#include "tests/lib/check.h"
+#include "tests/unit/codec/side_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHANNELS = 64, BLOCK = 512, BLOCKS = 12 };
+
+static struct cst_seeded_random r = { .state = 1 };
+
+static double normal(void) { /* Box and Muller */
+    double u = (double)((cst_seeded_random_next(&r) >> 11) + 1) * 0x1p-53;
+    double v = (double)(cst_seeded_random_next(&r) >> 11) * 0x1p-53;
+
+    return sqrt(-2 * log(u)) * cos(2 * acos(-1) * v);
+}
+
+static const struct row {
+    const char *name;
+    double rho;
+} rows[] = { { "rho = 0", 0 }, { "rho = .5", 0.5 }, { "rho = .9", 0.9 }, { "rho = .95", 0.95 } };
+
+/* A token: channels of an autoregressive process of deviation 1. */
+static void fill_process(float *x, double rho) {
+    double was = normal();
+
+    for (size_t i = 0; i < CHANNELS; i++) {
+        x[i] = (float)was;
+        was = rho * was + sqrt(1 - rho * rho) * normal();
+    }
+}
+
+/* BLOCKS blocks of one shape, as c is. */
+static uint8_t *fill_blocks(struct case_block *c, struct cst_learn_block *blocks,
+                            void (*fill)(float *x, double rho), double rho) {
+    size_t row = c->desc.n_segments * CHANNELS;
+    uint8_t *all = malloc(BLOCKS * c->desc.block_bytes);
+    float *token = malloc(row * sizeof(*token));
+
+    assert_true(all && token);
+    for (size_t b = 0; b < BLOCKS; b++) {
+        uint8_t *to = all + b * c->desc.block_bytes;
+
+        for (size_t t = 0; t < BLOCK; t++) {
+            fill(token, rho);
+            for (uint32_t i = 0; i < c->desc.n_segments; i++)
+                memcpy(to + c->desc.segments[i].offset + t * CHANNELS * sizeof(float),
+                       token + i * CHANNELS, CHANNELS * sizeof(float));
+        }
+        blocks[b] = (struct cst_learn_block){ to, BLOCK, 4 };
+    }
+    free(token);
+    return all;
+}
+
+static void fill_pair(float *x, double rho) {
+    fill_process(x, rho);
+    fill_process(x + CHANNELS, rho);
+}
+
+/*
+ * With eigenvalues l_i of mean 1, the gain is the mean of -log2(l_i) / 2, and since the determinant
+ * of the process is (1 - rho^2)^(n - 1), it is -(n - 1) / (2 n) log2(1 - rho^2). Frames at a small
+ * step take log2(2 pi e / step^2) / 2 bits a value less this gain, and a little.
+ */
+static void gain_is_that_of_the_process(void **state) {
+    const struct row *row = *state;
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_F32, BLOCK, 1, 1, CHANNELS, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    double gain = -(CHANNELS - 1.0) / (2 * CHANNELS) * log2(1 - row->rho * row->rho);
+    const double step = 0.1, pi = acos(-1);
+    const struct cst_encode_params p = { .preset = CST_PRESET_DEEP,
+                                         .tokens = BLOCK,
+                                         .first_position = 4,
+                                         .bound = 1,
+                                         .step = (float)step };
+    struct cst_encode_params params = p;
+    struct cst_learn_block blocks[BLOCKS];
+    double bits, ideal;
+    struct side_case s;
+    uint8_t *all = fill_blocks(c, blocks, fill_pair, row->rho);
+
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, BLOCKS, NULL), 0);
+    assert_int_equal(side_case_parse(&s, &c->desc), 0);
+    assert_int_equal(s.report.predicted, 0); /* V is independent of K */
+    for (uint8_t tensor = 0; tensor < 2; tensor++) {
+        const struct cst_side_tensor *t = cst_side_tensor(&s.side, 0, tensor);
+        double learned = 0;
+
+        assert_true(fabs((double)t->rms - 1) < 0.02);
+        for (size_t i = 0; i < CHANNELS; i++)
+            learned -= log2((double)t->klt.sigma[i]) / CHANNELS;
+        assert_true(fabs(learned - gain) < 0.03);
+    }
+    memcpy(c->block, blocks[1].bytes, c->desc.block_bytes);
+    params.side = &s.side;
+    assert_int_equal(case_encode(c, &params, NULL), 0);
+    bits = (double)c->frame_len * 8 / (2.0 * CHANNELS * BLOCK);
+    ideal = log2(2 * pi * exp(1) / (step * step)) / 2 - gain;
+    print_message("%.3f bits, ideal %.3f\n", bits, ideal);
+    assert_true(bits > ideal - 0.02 && bits < ideal + 0.05);
+    side_case_deinit(&s);
+    free(all);
+}
+
+/* Two layers; every tensor but the first is rho times the channels of the one before, in reverse
+ * order, and noise. */
+static void fill_chain(float *x, double rho) {
+    for (size_t i = 0; i < 4 * CHANNELS; i++) {
+        size_t layer = i / CHANNELS, ch = i % CHANNELS;
+
+        x[i] = (float)(layer ? rho * (double)x[layer * CHANNELS - 1 - ch] +
+                                   sqrt(1 - rho * rho) * normal()
+                             : normal());
+    }
+}
+
+/* What remains of a tensor has the deviation sqrt(1 - rho^2), if its source is known exactly. */
+static void predictors_find_what_follows(void **state) {
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_F32, BLOCK, 2, 1, CHANNELS, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    const struct cst_learn_params params = { .version = 3, .step = 0.05f };
+    const struct cst_learn_params without = { .version = 3, .step = 0.05f, .no_predictors = true };
+    const double rho = 0.95;
+    static const uint8_t sources[] = { 0, CST_SIDE_FROM_K, CST_SIDE_FROM_V, CST_SIDE_FROM_K };
+    struct cst_learn_block blocks[BLOCKS];
+    struct side_case s, again;
+    uint8_t *all = fill_blocks(c, blocks, fill_chain, rho);
+
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, BLOCKS, &params), 0);
+    assert_int_equal(side_case_parse(&s, &c->desc), 0);
+    assert_int_equal(s.side.version, 3);
+    assert_int_equal(s.report.predicted, 3);
+    for (uint32_t i = 1; i < 4; i++) {
+        const struct cst_side_tensor *t = cst_side_tensor(&s.side, i / 2, (uint8_t)(i % 2));
+        double sum = 0;
+
+        assert_true(t->sources & sources[i]);
+        for (size_t k = 0; k < CHANNELS; k++)
+            sum += (double)t->residual.sigma[k] * (double)t->residual.sigma[k] / CHANNELS;
+        assert_true(fabs(sqrt(sum) / sqrt(1 - rho * rho) - 1) < 0.03);
+    }
+    /* three of four tensors gain log2(1 / sqrt(1 - rho^2)) */
+    assert_true(fabs((double)(s.report.bits_klt - s.report.bits_deep) +
+                     0.75 * log2(1 - rho * rho) / 2) < 0.05);
+    assert_int_equal(side_case_learn_blocks(&again, &c->desc, blocks, BLOCKS, &params), 0);
+    assert_int_equal(again.len, s.len);
+    assert_memory_equal(again.bytes, s.bytes, s.len);
+    side_case_deinit(&again);
+    assert_int_equal(side_case_learn_blocks(&again, &c->desc, blocks, BLOCKS, &without), 0);
+    assert_int_equal(again.report.predicted, 0);
+    assert_true(again.len < s.len);
+    side_case_deinit(&again);
+    /* fewer than 16 tokens an input */
+    assert_int_equal(side_case_learn_blocks(&again, &c->desc, blocks, 1, &params), 0);
+    assert_int_equal(again.report.predicted, 0);
+    side_case_deinit(&again);
+    side_case_deinit(&s);
+    free(all);
+}
+
+static void odd_blocks_are_learned_from(void **state) {
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_F32, BLOCK, 2, 1, CHANNELS, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    struct cst_learn_block blocks[BLOCKS];
+    uint8_t *all = fill_blocks(c, blocks, fill_chain, 0.5);
+    atomic_bool stop = true;
+    const struct cst_learn_params stopped = { .version = 1, .stop = &stop };
+    struct side_case s;
+    float nan = NAN;
+
+    /* too few, sinks don't count */
+    blocks[0].tokens = CST_LEARN_TOKENS_MIN + 3;
+    blocks[0].first_position = 0;
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, 1, NULL), CST_LEARN_E_FEW);
+    side_case_deinit(&s);
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, 2, &stopped),
+                     CST_LEARN_E_STOPPED);
+    side_case_deinit(&s);
+    /* a value that isn't one */
+    memcpy(all + c->desc.segments[1].offset + 4096, &nan, sizeof(nan));
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, 2, NULL), 0);
+    assert_int_equal(side_case_parse(&s, &c->desc), 0);
+    assert_int_equal(s.report.tensors, 4);
+    side_case_deinit(&s);
+    /* a tensor that never changes */
+    for (int b = 0; b < 2; b++)
+        memset(all + b * c->desc.block_bytes + c->desc.segments[1].offset, 0,
+               c->desc.segments[1].length);
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, 2, NULL), 0);
+    assert_int_equal(side_case_parse(&s, &c->desc), 0);
+    assert_null(cst_side_tensor(&s.side, 0, CST_TENSOR_V));
+    assert_non_null(cst_side_tensor(&s.side, 1, CST_TENSOR_V));
+    side_case_deinit(&s);
+    memset(all, 0, BLOCKS * c->desc.block_bytes);
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, 2, NULL), CST_LEARN_E_SHAPE);
+    side_case_deinit(&s);
+    free(all);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(predictors_find_what_follows),
+        cmocka_unit_test(odd_blocks_are_learned_from),
+    };
+
+    return cst_run_rows(rows, gain_is_that_of_the_process) +
+           cmocka_run_group_tests(tests, NULL, NULL);
+}
