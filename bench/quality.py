@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What presets cost a real model: scripts/bench quality.
 
-usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks]
+usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks] [--daemon]
 
 Five documents of five kinds, 2,048 tokens each, are computed exactly, go through a preset and come
 back; the next 256 tokens are then scored against the exact cache. quality.NAME.X, NAME being a
@@ -13,6 +13,9 @@ preset, with its parameter where that isn't the default one:
   ppl           relative change of perplexity
   needle, sums  share of right answers: words found again, small sums
   FAMILY.ratio_at_kl_LIMIT   the ratio where KL crosses a limit, interpolated between points
+
+With --daemon the documents go through a daemon of our own instead, in each lossy class:
+quality.daemon.CLASS.X.
 
 The first run computes the exact states (2 minutes) and keeps them in the cache folder (2 GB).
 """
@@ -46,6 +49,12 @@ def stepped(preset, name, step, learn):
                  ["--step", step, *learn])
 
 
+def tucker(preset, name, ratio, layers, block=64):
+    suffix = f"-b{block}" if block != 64 else ""
+    return Point(f"{name}-{ratio}{suffix}", ["--preset", preset, "--ratio", ratio,
+                                             "--layers", str(layers), "--block", str(block)])
+
+
 SINGLE = [
     Point("lossless", ["--preset", "lossless"], targets={"ratio": (">=", 1.5)}),
     Point("int8", ["--preset", "int8"]),
@@ -53,6 +62,7 @@ SINGLE = [
     Point("kivi4", ["--preset", "kivi4"]),
     Point("kivi2", ["--preset", "kivi2"]),
 ]
+JOLT_LAYERS = 6  # that share a decomposition
 FAMILY_TARGETS = {("klt", "003"): 4.4, ("deep", "003"): 6.5, ("deep", "01"): 9,
                   ("deep_steps", "003"): 7.8, ("deep_steps", "01"): 11,
                   ("deep_steps", "015"): 12.5}
@@ -63,13 +73,25 @@ def families(steps):
     out = {
         "turboquant": [turboquant(b, f"turboquant-{b}" if b != "4" else "turboquant")
                        for b in ("8", "6", "5", "4", "3", "2")],
+        "jolt": [tucker("jolt", "jolt", r, JOLT_LAYERS) for r in ("2", "2.5", "3", "3.5", "4")],
+        "jolt_b1024": [tucker("jolt", "jolt", r, JOLT_LAYERS, 1024) for r in ("2", "3", "4")],
+        "flashjolt_b1024": [tucker("flashjolt", "flashjolt", r, JOLT_LAYERS, 1024)
+                            for r in ("2", "3", "4")],
+        "jolt_plus": [tucker("jolt+", "jolt_plus", r, JOLT_LAYERS)
+                      for r in ("2", "2.5", "3", "3.5", "4", "5")],
+        "jolt_plus_b1024": [tucker("jolt+", "jolt_plus", r, JOLT_LAYERS, 1024)
+                            for r in ("3", "4")],
         "klt": [stepped("klt", "klt", c, ["--no-predictors"])
                 for c in (".1", ".2", ".3", ".4", ".6")],
         "deep": [stepped("deep", "deep", c, []) for c in (".12", ".2", ".4", ".7", "1.0")],
         "deep_steps": [stepped("deep", "deep_steps", c, ["--steps", str(steps)])
                        for c in (".12", ".2", ".4", ".7", "1.0", "1.3")],
     }
-    out["turboquant"][3].targets = {"ratio": (">=", 3.45), "kl": ("<=", 0.0035)}
+    points = {point.name: point for family in out.values() for point in family}
+    points["turboquant"].targets = {"ratio": (">=", 3.45), "kl": ("<=", 0.0035)}
+    points["jolt-2"].targets = {"kl": ("<=", 0.0001)}
+    points["jolt-3"].targets = {"kl": ("<=", 0.0025)}
+    points["jolt_plus-3"].targets = {"kl": ("<=", 0.001)}
     return out
 
 
@@ -167,11 +189,16 @@ def main():
     args.add_argument("--json", action="store_true")
     args.add_argument("--only", default="", help="presets or families")
     args.add_argument("--no-tasks", action="store_true", help="leave out needle and sums")
+    args.add_argument("--daemon", action="store_true", help="measure classes through the daemon")
     args.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
     args = args.parse_args()
     bench = Bench(args.engine, args.cache, args.tool)
+    if args.daemon:
+        import quality_daemon
+        quality_daemon.measure(bench, Report(args.json), args.tool.parent.parent)
+        return
     run(bench, Report(args.json), set(filter(None, args.only.split(","))), not args.no_tasks)
 
 

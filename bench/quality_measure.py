@@ -95,7 +95,7 @@ class Bench:
         if not model_path.exists():
             say("dequantising the model, once")
             dequantise(engine / "model.gguf", model_path)
-        self.model = Model(model_path, N_CTX)
+        self.model, self.model_path = Model(model_path, N_CTX), model_path
         self.cache = cache / self._identity(engine)
         self.documents = Folder(self.cache / "documents")
         self.documents_f16 = Folder(self.cache / "documents-f16", "f16")

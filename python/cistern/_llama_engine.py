@@ -111,6 +111,9 @@ def empty_state(tokens: int, layers: int, width: int) -> SequenceState:
 class Predictor:
     """A model and one context. Not thread-safe. Raises RuntimeError when the engine fails."""
 
+    library = llama._lib
+    """The loaded libllama."""
+
     def __init__(self, model_path: str | os.PathLike[str], n_ctx: int, **params: Any) -> None:
         self._quiet = llama.llama_log_callback(lambda level, text, data: None)
         llama.llama_log_set(self._quiet, ctypes.c_void_p())

@@ -7,6 +7,9 @@ added that is `--noise` times as strong as the tensor's deviation from its chann
 divergence of the following tokens' predictions is measured. Sensitivity is that divergence (nats) per
 noise variance; a step is sensitivity^-1/4, the geometric mean of all being 1. That exponent, and the
 method, were found by measurement: at equal bytes it halves the divergence of the preset `deep`.
+
+With --class, the table goes to the daemon, for the space of that class that workers with this model file
+and the engine's default context parameters use. The daemon must have learned tables for it already.
 """
 
 from __future__ import annotations
@@ -122,12 +125,33 @@ def _arguments() -> argparse.Namespace:
     args.add_argument("--out", type=Path, help="write the table here (default: standard output)")
     args.add_argument("--prefix", type=int, default=512, help="tokens whose cache is disturbed")
     args.add_argument("--scored", type=int, default=128, help="tokens that are scored after them")
+    args.add_argument("--class", dest="quality", action="append", default=[],
+                      choices=["near-lossless", "small-loss", "cold"],
+                      help="give the table to the daemon (may be given more than once)")  # fmt: skip
+    args.add_argument("--socket", help="the daemon's")
     args.add_argument("--noise", type=float, default=0.3, help="its deviation over the tensor's")
     return args.parse_args()
 
 
+def upload(predictor: Predictor, args: argparse.Namespace, table: Table) -> None:
+    """Gives the table to the spaces of the classes asked for."""
+    from . import Client, Quality
+    from .llama import Session
+
+    steps = table.steps()
+    with Client(args.socket, name="calibrate") as client:
+        for name in args.quality:
+            quality = Quality[name.upper().replace("-", "_")]
+            with Session(
+                client, predictor.ctx, args.model, library=predictor.library, quality=quality
+            ) as session:
+                version = session.put_step_weights(steps["K"], steps["V"])
+            print(f"{name}: version {version}", file=sys.stderr)
+
+
 def main() -> int:
     args = _arguments()
+    from . import CisternError
     from ._llama_engine import Predictor
 
     predictor = Predictor(args.model, args.prefix + args.scored)
@@ -150,6 +174,11 @@ def main() -> int:
         args.out.write_text(out)
     else:
         sys.stdout.write(out)
+    try:
+        upload(predictor, args, table)
+    except CisternError as error:
+        print(f"calibrate: the daemon didn't take the table: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -155,6 +155,20 @@ class Session:
         self._ended(status)
         return 0 if status else int(match.tokens)
 
+    def put_step_weights(self, k: Sequence[float], v: Sequence[float]) -> int:
+        """Gives the space's learned tables other weights of the quantizer's steps, one a layer
+        (cistern.calibrate measures them); the new version. Raises NotFound before the daemon has
+        learned tables, Denied if this user may not."""
+        space = _llama().cistern_llama_space(self._open())
+        weights = ffi.new("float[]", [*k, *v])
+        version = ffi.new("uint32_t *")
+        check(
+            lib().cistern_sidedata_put(
+                space, lib().CISTERN_SIDEDATA_WEIGHTS, weights, ffi.sizeof(weights), version
+            )
+        )
+        return int(version[0])
+
     def restore(self, tokens: Tokens, seq: int = 0) -> int:
         """Clears sequence `seq` and loads the longest stored prefix, at most all but one token.
 
