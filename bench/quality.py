@@ -45,8 +45,7 @@ def turboquant(bits, name):
 
 
 def stepped(preset, name, step, learn):
-    return Point(f"{name}-{step}", ["--preset", preset, "--step", step],
-                 ["--step", step, *learn])
+    return Point(f"{name}-{step}", ["--preset", preset, "--step", step], learn)
 
 
 def tucker(preset, name, ratio, layers, block=64):
@@ -83,8 +82,9 @@ def families(steps):
                             for r in ("3", "4")],
         "klt": [stepped("klt", "klt", c, ["--no-predictors"])
                 for c in (".1", ".2", ".3", ".4", ".6")],
-        "deep": [stepped("deep", "deep", c, []) for c in (".12", ".2", ".4", ".7", "1.0")],
-        "deep_steps": [stepped("deep", "deep_steps", c, ["--steps", str(steps)])
+        "deep": [stepped("deep", "deep", c, ["--step", c])
+                 for c in (".12", ".2", ".4", ".7", "1.0")],
+        "deep_steps": [stepped("deep", "deep_steps", c, ["--step", c, "--steps", str(steps)])
                        for c in (".12", ".2", ".4", ".7", "1.0", "1.3")],
     }
     points = {point.name: point for family in out.values() for point in family}
