@@ -215,7 +215,7 @@ int seg_world_start(struct seg_world *w) {
 }
 
 void seg_world_settle(struct seg_world *w) {
-    for (unsigned idle = 0; idle < 3; idle++) {
+    for (unsigned idle = 0; idle < 16; idle++) {
         cst_aio_kick(w->aio);
         if (cst_aio_reap(w->aio) + test_jobs_drain(&w->jobs))
             idle = 0;
