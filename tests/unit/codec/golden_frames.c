@@ -9,16 +9,19 @@
 #include "tests/unit/codec/codec_case.h"
 
 #include "codec/format.h"
+#include "codec/preset.h"
 
 #include "base/crc32c.h"
+#include "base/macros.h"
 #include "base/sha256.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum content { MODEL, RANDOM, ZERO };
+enum content { MODEL, RANDOM, ZERO, WAVES };
 
 struct good {
     const char *name;
@@ -107,6 +110,25 @@ static const struct good goods[] = {
       { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 1, 112, 0 },
       { CST_PRESET_TURBOQUANT, 32, 64, 1, 5, 5 },
       MODEL },
+    { "jolt-bf16",
+      { CASE_ROWS, CST_DTYPE_BF16, 32, 2, 2, 40, 0 },
+      { .preset = CST_PRESET_JOLT, .tokens = 32, .first_position = 64, .bound = 1 },
+      WAVES,
+      &plain },
+    { "flashjolt-f32-sinks",
+      { CASE_PADDED, CST_DTYPE_F32, 48, 2, 2, 20, 3 },
+      { .preset = CST_PRESET_FLASHJOLT,
+        .tokens = 45,
+        .first_position = 1,
+        .bound = 1,
+        .group_layers = 1,
+        .ratio = 4 },
+      WAVES },
+    { "jolt-plus-f16-yarn",
+      { CASE_HEADS, CST_DTYPE_F16, 64, 3, 1, 36, 0 },
+      { .preset = CST_PRESET_JOLT_PLUS, .tokens = 61, .first_position = 300, .bound = 1 },
+      WAVES,
+      &yarn },
 };
 
 /* A bad frame is one of the good ones, lossless-bf16 if `of` is NULL, with bytes set from `at` on,
@@ -124,6 +146,7 @@ struct bad {
 enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
 
 #define TURBOQUANT "turboquant-bf16-llama3"
+#define JOLT "jolt-bf16"
 
 static const struct bad bads[] = {
     { "bad-magic", CST_CODEC_E_CORRUPT, 0, 'X', 0, true },
@@ -150,11 +173,35 @@ static const struct bad bads[] = {
     { "bad-coded-group", CST_CODEC_E_CORRUPT, STREAMS + 3, 3, 0, true, "int4-bf16-sinks" },
     { "bad-coded-rope", CST_CODEC_E_CORRUPT, HEAD + 36, 0, 0, true, TURBOQUANT },
     { "bad-coded-scale", CST_CODEC_E_CORRUPT, STREAMS + 8 + 641, 0x7c, 0, true, "int4-bf16-sinks" },
+    { "bad-layered-flag", CST_CODEC_E_VERSION, 7, 0, 0, true, JOLT },
+    { "bad-tucker-flags", CST_CODEC_E_CORRUPT, STREAMS, 4, 0, true, JOLT },
+    { "bad-tucker-no-factors", CST_CODEC_E_CORRUPT, STREAMS, 1, 0, true, JOLT },
+    { "bad-tucker-bits", CST_CODEC_E_CORRUPT, STREAMS + 1, 9, 0, true, JOLT },
+    { "bad-tucker-rank", CST_CODEC_E_CORRUPT, STREAMS + 9, 1, 0, true, JOLT },
+    { "bad-tucker-scale", CST_CODEC_E_CORRUPT, STREAMS + 15, 0x7f, 0, true, JOLT },
+    { "bad-tucker-sum", CST_CODEC_E_CORRUPT, STREAMS + 40, 0xaa, 0, false, JOLT },
     { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
     { "bad-cut-in-header", CST_CODEC_E_CORRUPT, 0, 'C', -100000, false },
 };
 
 static const char *const results[] = { "ok", "small", "corrupt", "version", "mismatch" };
+
+/* A few waves over tokens and dimensions, different in each segment, and some noise. */
+static void fill_waves(struct case_block *c, const struct good *g) {
+    case_fill_model(c, g->shape.dims, g->params.tokens);
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        for (uint32_t t = 0; t < g->params.tokens; t++) {
+            for (uint32_t h = 0; h < g->shape.heads; h++) {
+                for (uint32_t d = 0; d < g->shape.dims; d++)
+                    case_set_value(c, i, t, h, d,
+                                   .1f * case_value(c, c->block, i, t, h, d) +
+                                       2 * sinf(.07f * (float)(t * (1 + h))) *
+                                           cosf(.3f * (float)(d + i)) +
+                                       sinf(.2f * (float)t + (float)d));
+            }
+        }
+    }
+}
 
 static struct case_block *make(const struct good *g) {
     struct case_block *c = case_new(&g->shape);
@@ -173,6 +220,8 @@ static struct case_block *make(const struct good *g) {
         case_fill_model(c, g->shape.dims, g->params.tokens);
     else if (g->content == RANDOM)
         case_fill_random(c, g->shape.dims);
+    else if (g->content == WAVES)
+        fill_waves(c, g);
     assert_int_equal(case_encode(c, &g->params, NULL), 0);
     return c;
 }
@@ -185,12 +234,26 @@ static const struct good *good_of(const struct bad *b) {
     return &goods[1];
 }
 
+/* Those of layered frames are checked always. */
+static void seal_streams(struct case_block *c) {
+    const struct cst_frame_header *h = (const void *)c->frame;
+    struct cst_stream_entry *table = (void *)(c->frame + HEAD);
+    uint64_t at = HEAD + cst_load32(&h->n_streams) * sizeof(*table);
+
+    for (uint32_t i = 0; cst_preset_is_layered(h->preset) && i < cst_load32(&h->n_streams); i++) {
+        at = cst_align_up(at, CST_STREAM_ALIGN);
+        cst_store32(&table[i].crc, cst_crc32c(0, c->frame + at, cst_load32(&table[i].length)));
+        at += cst_load32(&table[i].length);
+    }
+}
+
 static void spoil(struct case_block *c, const struct bad *b) {
     struct cst_frame_header *h = (void *)c->frame;
     size_t table = cst_load32(&h->n_streams) * sizeof(struct cst_stream_entry);
 
     c->frame[b->at] = b->value;
     if (b->seal) {
+        seal_streams(c);
         cst_store32(&h->table_crc, cst_crc32c(0, h + 1, table));
         cst_store32(&h->header_crc,
                     cst_crc32c(0, h, offsetof(struct cst_frame_header, header_crc)));
@@ -201,13 +264,13 @@ static void spoil(struct case_block *c, const struct bad *b) {
 /* ---- checking ---------------------------------------------------------------------------------
  */
 
-static size_t load(uint8_t *bytes, size_t cap, const char *name) {
+static size_t load(uint8_t *bytes, size_t cap, const char *name, const char *kind) {
     char path[PATH_MAX];
     size_t n;
     FILE *f;
 
-    (void)snprintf(path, sizeof(path), "%s/tests/golden/frames/%s.frame", getenv("CST_SOURCE_ROOT"),
-                   name);
+    (void)snprintf(path, sizeof(path), "%s/tests/golden/frames/%s.%s", getenv("CST_SOURCE_ROOT"),
+                   name, kind);
     f = fopen(path, "rbe");
     assert_non_null(f);
     n = fread(bytes, 1, cap, f);
@@ -226,11 +289,52 @@ static bool has_zstd(const struct case_block *c) {
     return false;
 }
 
+/* docs/codec-format.md section 8, in c->out against the block that lies beside the frame. */
+static void check_close(struct case_block *c, const struct good *g) {
+    uint8_t *block = test_malloc(c->desc.block_bytes);
+
+    assert_int_equal(load(block, c->desc.block_bytes, g->name, "block"), c->desc.block_bytes);
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        uint32_t n = g->params.tokens * g->shape.heads * g->shape.dims;
+        double energy = 0;
+
+        for (int round = 0; round < 2; round++) {
+            for (uint32_t k = 0; k < n; k++) {
+                uint32_t d = k % g->shape.dims, h = k / g->shape.dims % g->shape.heads;
+                uint32_t t = k / g->shape.dims / g->shape.heads;
+                double x = (double)case_value(c, block, i, t, h, d);
+                double y = (double)case_value(c, c->out, i, t, h, d);
+
+                energy += round ? 0 : x * x / n;
+                if (round)
+                    assert_true(fabs(x - y) <= 0x1p-8 * fmax(fabs(x), sqrt(energy)));
+            }
+        }
+    }
+    test_free(block);
+}
+
+/* Encoding and decoding may differ by what dense products make of the machine. */
+static void check_layered(struct case_block *c, const struct good *g) {
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    c->frame_len = load(c->frame, c->cap, g->name, "frame");
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    check_close(c, g);
+}
+
 static void check_good(void **state) {
     const struct good *g = *state;
     cst_auto(case_freep) struct case_block *c = make(g);
-    uint8_t *bytes = test_malloc(c->cap), *decoded = test_malloc(c->desc.block_bytes);
-    size_t n = load(bytes, c->cap, g->name);
+    uint8_t *bytes, *decoded;
+    size_t n;
+
+    if (cst_preset_is_layered(g->params.preset)) {
+        check_layered(c, g);
+        return;
+    }
+    bytes = test_malloc(c->cap);
+    decoded = test_malloc(c->desc.block_bytes);
+    n = load(bytes, c->cap, g->name, "frame");
 
     if (!has_zstd(c)) { /* whose bytes are those of its version */
         assert_int_equal(n, c->frame_len);
@@ -252,7 +356,7 @@ static void check_bad(void **state) {
     const struct bad *b = *state;
     cst_auto(case_freep) struct case_block *c = make(good_of(b));
 
-    c->frame_len = load(c->frame, c->cap, b->name);
+    c->frame_len = load(c->frame, c->cap, b->name, "frame");
     assert_int_equal(case_decode(c, 0, UINT32_MAX), b->result);
 }
 

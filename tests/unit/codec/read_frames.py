@@ -20,8 +20,9 @@ from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
 RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD = range(7)
-TURBOQUANT = 6
-UNROTATED, MEAN, ZEROS, BY_CHANNEL = 1, 2, 4, 8
+TUCKER = 8
+TURBOQUANT, JOLT, DEEP = 6, 8, 12
+UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX = 1, 2, 4, 8, 16, 32
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
 
 
@@ -260,19 +261,20 @@ class Coded:
         self.at = 8 + self.sinks * self.channels * self.size
         need(len(data) >= self.at)
         self.flags, self.bits, self.exponent, self.group, rope = struct.unpack_from("<BBbBI", data)
-        need(1 <= self.bits <= 8 and -126 <= self.exponent <= 80)
+        need(self.bits <= 8 and -126 <= self.exponent <= 80)
         if self.flags & UNROTATED:
             need(seg["tensor"] == 0 and self.layer.get("k_rotated") and self.layer["rope"] in (1, 2)
                  and rope == rope_id(self.layer))
         else:
             need(rope == 0)
 
-    def halves(self, n):
+    def halves(self, n, unit=None):
         need(len(self.data) >= self.at + 2 * n)
         values = struct.unpack_from(f"<{n}e", self.data, self.at)
         need(all(map(math.isfinite, values)))
         self.at += 2 * n
-        return [math.ldexp(v, self.exponent) for v in values]
+        unit = math.ldexp(1, self.exponent) if unit is None else unit
+        return [v * unit for v in values]
 
     def codes(self):
         """-> [token][channel], and nothing may follow"""
@@ -316,23 +318,71 @@ def groups(*args):
     return s.block(values)
 
 
+def head(codes, level, norm):
+    """A head of rotated codes."""
+    out, at, left = [], 0, len(codes)
+    while left:
+        n = 1 << left.bit_length() - 1
+        factor, block = norm / math.sqrt(n), [level[q] for q in codes[at:at + n]]
+        out += [factor * sum(-x if (i & j).bit_count() % 2 else x for j, x in enumerate(block))
+                for i in range(n)]
+        at, left = at + n, left - n
+    return out
+
+
 def lloyd(*args):
     s = Coded(*args)
-    need(not s.flags & ~(UNROTATED | MEAN) and s.group == 0)
+    need(not s.flags & ~(UNROTATED | MEAN) and s.group == 0 and s.bits)
     means = s.halves(s.channels) if s.flags & MEAN else [0] * s.channels
     heads = s.channels // s.dims
     norms, values = s.halves(heads * s.coded), []
     for t, codes in enumerate(s.codes()):
-        row = [levels(s.bits)[q] for q in codes]
+        row = []
         for h in range(heads):
-            at, left = h * s.dims, s.dims
-            while left:
-                n = 1 << left.bit_length() - 1
-                block, factor = row[at:at + n], norms[t * heads + h] / math.sqrt(n)
-                row[at:at + n] = [factor * sum(-x if (i & j).bit_count() % 2 else x
-                                               for j, x in enumerate(block)) for i in range(n)]
-                at, left = at + n, left - n
+            row += head(codes[h * s.dims:(h + 1) * s.dims], levels(s.bits), norms[t * heads + h])
         values.append([x + m for x, m in zip(row, means)])
+    return s.block(values)
+
+
+STEP = [0, 1.595769, .995687, .586019, .335201, .188139, .104063, .056868, .030762]
+
+
+def product(a, b, rows, inner, columns):
+    return [sum(a[i * inner + k] * b[k * columns + j] for k in range(inner))
+            for i in range(rows) for j in range(columns)]
+
+
+def tucker(layout, seg, tokens, first_position, data, cells):
+    """cells: tensor -> shape and factors of the last stream that had some"""
+    s = Coded(layout, seg, tokens, first_position, data)
+    need(not s.flags & ~(UNROTATED | MEAN | FACTORS | LLOYD_MAX) and s.group == 0)
+    heads = s.channels // s.dims
+    need(len(data) >= s.at + 8)
+    rank_t, rank_d, scale = struct.unpack_from("<HHf", data, s.at)
+    s.at += 8
+    need(rank_t <= s.coded and rank_d <= s.dims and 0 < scale <= 2 ** 80)
+    shape = s.coded, s.dims, rank_t, rank_d
+    if s.flags & FACTORS:
+        cells[seg["tensor"]] = (shape, s.halves(s.coded * rank_t, 1), s.halves(rank_d * s.dims, 1))
+    need(seg["tensor"] in cells and cells[seg["tensor"]][0] == shape)
+    _, token, dim = cells[seg["tensor"]]
+    core = [product(s.halves(rank_t * rank_d, scale), dim, rank_t, rank_d, s.dims)
+            for _ in range(heads)]
+    backbone = [product(token, c, s.coded, rank_t, s.dims) for c in core]
+    means = s.halves(s.channels) if s.flags & MEAN else [0] * s.channels
+    values = [[backbone[h][t * s.dims + d] + means[h * s.dims + d]
+               for h in range(heads) for d in range(s.dims)] for t in range(s.coded)]
+    if not s.bits:
+        need(s.at == len(data))
+        return s.block(values)
+    level = levels(s.bits) if s.flags & LLOYD_MAX else \
+        [(k - 2 ** (s.bits - 1) + 0.5) * STEP[s.bits] for k in range(2 ** s.bits)]
+    norms = s.halves(heads * s.coded)
+    for t, codes in enumerate(s.codes()):
+        for h in range(heads):
+            residual = head(codes[h * s.dims:(h + 1) * s.dims], level, norms[t * heads + h])
+            for d, x in enumerate(residual):
+                values[t][h * s.dims + d] += x
     return s.block(values)
 
 
@@ -368,11 +418,12 @@ def gaps(layout):
 def decode(frame, layout):
     need(len(frame) >= 64 and frame[:4] == b"CFRM")
     (version, preset, flags, tokens, first_position, block_bytes, frame_bytes, _error, block_crc,
-     layout_sum, n, table_crc, bits_k, bits_v, reserved, header_crc) = \
-        struct.unpack_from("<HBBIIQQfIIIIBB6sI", frame, 4)
+     layout_sum, n, table_crc, bits_k, bits_v, _side_version, _side_check, header_crc) = \
+        struct.unpack_from("<HBBIIQQfIIIIBBHII", frame, 4)
     need(version == 1, "version")
     need(crc32c(frame[:60]) == header_crc)
-    need(preset <= TURBOQUANT and flags == 0 and reserved == bytes(6), "version")
+    layered = JOLT <= preset <= DEEP
+    need(preset <= DEEP and flags == layered, "version")
     least, most = (1, 8) if preset == TURBOQUANT else (0, 0)
     need(least <= bits_k <= most and least <= bits_v <= most, "version")
     need(frame_bytes <= len(frame))
@@ -381,19 +432,26 @@ def decode(frame, layout):
     gap_bytes = sum(b - a for a, b in gaps(layout))
     need(n == len(layout["segments"]) + (gap_bytes > 0))
     need(crc32c(frame[64:64 + 16 * n]) == table_crc)
-    block, at = bytearray(block_bytes), 64 + 16 * n
+    block, at, cells = bytearray(block_bytes), 64 + 16 * n, {}
+    order = list(range(len(layout["segments"])))
+    if layered:
+        order.sort(key=lambda i: (layout["segments"][i]["layer"], layout["segments"][i]["tensor"]))
     for i in range(n):
         stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need(stage <= LLOYD and stage_version == 1 and zero == 0, "version")
+        need((stage <= LLOYD or layered and stage == TUCKER) and stage_version == 1 and zero == 0, "version")
         at = start + length
         data = frame[start:at]
         need(crc32c(data) == crc)
         if i < len(layout["segments"]):
-            seg = layout["segments"][i]
-            block[seg["offset"]:seg["offset"] + seg["length"]] = \
-                stream(layout, seg, tokens, first_position, stage, data, seg["length"])
+            seg = layout["segments"][order[i]]
+            where = slice(seg["offset"], seg["offset"] + seg["length"])
+            if stage == TUCKER:
+                block[where] = tucker(layout, seg, tokens, first_position, data, cells)
+            else:
+                block[where] = stream(layout, seg, tokens, first_position, stage, data,
+                                      seg["length"])
         else:
             rest = stream(layout, None, tokens, first_position, stage, data, gap_bytes)
             for a, b in gaps(layout):
