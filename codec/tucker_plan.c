@@ -58,6 +58,9 @@ uint64_t cst_tucker_stream_size(const struct cst_tucker *t, const struct cst_tuc
 /* ---- loading ---------------------------------------------------------------------------------
  */
 
+/* Of largest values from 2^-30 to 2^40, so that Gram matrices stay within fp32. */
+enum { EXPONENT_MIN = -40, EXPONENT_MAX = 29 };
+
 /* What statistics need, in w->b: a segment has at least 16 tokens of 2 bytes a channel. */
 struct sums {
     double *mean, *deviation, *energy;
@@ -94,7 +97,8 @@ bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const u
     const float *row = w->plane;
     struct sums sums;
 
-    if (!shape.coded || !cst_coded_load(&head, seg, s, w))
+    if (!shape.coded || !cst_coded_load(&head, seg, s, w) || head.exponent < EXPONENT_MIN ||
+        head.exponent > EXPONENT_MAX)
         return false;
     sum_up(&sums, w->b, row, shape.coded, shape.channels, shape.padded, w->ops);
     for (uint32_t c = 0; c < shape.channels; c++) {
@@ -141,7 +145,6 @@ struct planner {
     uint32_t n_channels; /* of the cell so far */
     double weight;       /* of the cell's error */
     double most;         /* error of a candidate */
-    bool failed;
 };
 
 /* The cost of a candidate; 0 where a stream would be as long as its segment. */
@@ -254,10 +257,9 @@ static void close_cell(struct planner *p) {
     p->weight = p->cell->tensor == CST_TENSOR_K ? t->recipe->weight_k : t->recipe->weight_v;
     if (t->recipe->level)
         p->weight *= shape.n_parts;
-    p->failed |= cst_tucker_basis_make(&p->basis, &shape, t->x, t->recipe->sketch && !whole,
-                                       &t->scratch) != 0;
-    p->most *= MOST_LEFT * p->weight / p->basis.energy;
-    if (!p->failed) {
+    t->hull[t->n_cells].n = 0;
+    if (!cst_tucker_basis_make(&p->basis, &shape, t->x, t->recipe->sketch && !whole, &t->scratch)) {
+        p->most *= MOST_LEFT * p->weight / p->basis.energy;
         keep_basis(p);
         make_hull(p, &t->hull[t->n_cells]);
     }
@@ -322,7 +324,7 @@ static void add_segment(struct planner *p, const struct cst_segment *seg,
 
 static void find_cells(struct planner *p) {
     for (uint8_t tensor = CST_TENSOR_K; tensor <= CST_TENSOR_V; tensor++) {
-        for (uint32_t k = 0; k < p->w->desc->n_segments && !p->failed; k++) {
+        for (uint32_t k = 0; k < p->w->desc->n_segments; k++) {
             const struct cst_segment *seg = &p->w->desc->segments[p->w->order[k]];
 
             if (seg->tensor == tensor)
@@ -332,7 +334,7 @@ static void find_cells(struct planner *p) {
     }
 }
 
-bool cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_position,
+void cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_position,
                      const struct cst_codec_work *w) {
     struct cst_tucker *t = cst_tucker_init(w);
     struct planner p = { .t = t, .w = w };
@@ -344,11 +346,8 @@ bool cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_posit
     t->block = block;
     t->tokens = tokens - CST_MIN(sinks, tokens);
     find_cells(&p);
-    if (p.failed)
-        return false;
     t->budget -= CST_MIN(t->budget, fixed);
     t->over_budget = t->n_cells && !cst_allocate(t->choice, t->hull, t->n_cells, t->budget);
     for (uint32_t c = 0; c < t->n_cells; c++)
         t->planned += t->hull[c].n ? t->hull[c].point[t->choice[c]].cost : 0;
-    return true;
 }
