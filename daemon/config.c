@@ -25,7 +25,7 @@
 #define TIB (UINT64_C(1) << 40)
 #define DAY (24 * 3600 * CST_NS_PER_S)
 
-static const char *const policies[] = { "arc", "lru", NULL };
+static const char *const policies[] = { "cost", "s3fifo", "arc", "lru", NULL };
 static const char *const classes[] = { "lossless", "near-lossless", "small-loss", "cold", NULL };
 static const char *const levels[] = { "error", "warning", "notice", "info", "debug", NULL };
 
@@ -64,8 +64,8 @@ const struct cst_config_row cst_config_rows[] = {
         "memory."),
     TIME(max_age, 0, 36500 * DAY, "0", false, "Blocks older than this are dropped. 0: never."),
     COUNT(spaces, 1, 65536, "256", false, "Spaces per namespace."),
-    { "policy", CST_CONFIG_CHOICE, AT(policy), 0, 0, "arc", false, policies,
-        "Eviction policy: arc or lru." },
+    { "policy", CST_CONFIG_CHOICE, AT(policy), 0, 0, "cost", false, policies,
+        "Eviction policy: cost, s3fifo, arc or lru." },
     { "class", CST_CONFIG_CHOICE, AT(quality_class), 0, 0, "lossless", true, classes,
         "The laxest quality class a client may ask for: lossless, near-lossless, small-loss or "
         "cold." },

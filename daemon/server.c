@@ -65,7 +65,7 @@ static void something_happened(void *arg, struct cst_space *space, enum cst_even
 }
 
 static int make_store(struct cst_server *server) {
-    static const char *const policies[] = { "arc", "lru" };
+    static const char *const policies[] = { "cost", "s3fifo", "arc", "lru" };
     const struct cst_config *c = &server->config;
     const struct cst_store_options options = {
         .memory = c->memory - c->staging_total,

@@ -19,15 +19,24 @@
 #include "store/prefix_trie.h"
 
 #include <assert.h>
+#include <math.h>
+
+void cst_block_born(struct cst_block *b) {
+    struct cst_evict *e = &b->space->evict;
+
+    e->born = b->space->stats.blocks;
+    if (e->ops->born)
+        e->ops->born(e, &b->evict);
+}
 
 void cst_block_use(struct cst_block *b) {
     struct cst_store *store = b->space->store;
     struct cst_slab_slots *slab = b->hot.slab ? b->hot.slab : b->packed.slab;
 
-    b->used = ++store->uses;
-    b->space->used = b->used;
+    cst_evict_use(&b->evict, ++store->uses, store->now_s);
+    b->space->used = b->evict.order;
     if (slab)
-        cst_slab_touch(slab, b->used);
+        cst_slab_touch(slab, b->evict.order);
 }
 
 bool cst_block_is_expired(const struct cst_block *b) {
@@ -52,6 +61,23 @@ bool cst_block_subtree_idle(const struct cst_block *top, unsigned *budget) {
         --*budget;
     }
     return true;
+}
+
+/* What it takes to compute the block again, for each byte that it holds: 1 for a full first block
+ * with a hot copy. A token at position p attends to all before it; where that outweighs the rest
+ * depends on the model, 16,384 is the order of it. Text that a model finds likely comes back more
+ * often than other text: that may weigh up to half as much again, or as much less. */
+static float cost(const struct cst_block *b) {
+    const struct cst_descriptor *desc = b->space->desc;
+    uint32_t tokens = b->space->kind == CST_KIND_TOKENS ? b->n_tokens : desc->block_tokens;
+    float position = (float)b->depth * (float)desc->block_tokens / 16384;
+    float share = (float)tokens / (float)CST_MAX(desc->block_tokens, 1);
+    float bytes = b->hot.slab ? 1 : (float)b->packed.length / (float)desc->block_bytes;
+    float prior = 1;
+
+    if (b->surprisal >= 0)
+        prior = fmaxf(2.0F / 3, fminf(1.5F, 3 * (float)tokens / fmaxf(b->surprisal, 1)));
+    return prior * share * (1 + position) / fmaxf(bytes, 1e-3F);
 }
 
 static enum cst_filed filed_as(const struct cst_block *b) {
@@ -94,10 +120,12 @@ void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
         (void)cst_block_remove(b, CST_GONE_EVICTED);
         return;
     }
-    if (idle && !b->evict.in)
+    if (idle && !b->evict.in) {
+        b->evict.cost = cost(b);
         e->ops->insert(e, &b->evict, how);
-    else if (!idle && b->evict.in)
+    } else if (!idle && b->evict.in) {
         e->ops->remove(e, &b->evict, false);
+    }
     file(b);
     cst_space_index_ghosts(b->space);
 }
@@ -209,13 +237,14 @@ static void end_waiting(struct cst_block *b, enum cst_gone why) {
 static void leaf_remove(struct cst_block *b, enum cst_gone why) {
     struct cst_space *space = b->space;
     struct cst_block *parent = b->parent;
-    bool as_old = parent && parent->used <= b->used;
+    bool as_old = parent && parent->evict.order <= b->evict.order;
 
     b->superseded = false; /* settling must not come back here */
     if (b->pinned_until)
         cst_block_unpin(b);
     if (b->evict.in) {
         space->evict.room = cst_room_left(space->store);
+        space->evict.born = space->stats.blocks;
         space->evict.ops->remove(&space->evict, &b->evict, why == CST_GONE_EVICTED);
         cst_space_index_ghosts(space);
     }

@@ -44,9 +44,8 @@ struct cst_block {
 
     struct cst_space *space;
     struct cst_copy hot;
-    uint64_t used; /* store->uses at the last use */
     uint64_t born_ns;
-    struct cst_evict_entry evict; /* in while the block may be evicted */
+    struct cst_evict_entry evict; /* in while the block may be evicted; order: of store->uses */
     struct cst_list file;         /* the space's clean or dirty copies; dead: space->dead */
     struct cst_list puts;         /* open puts of this key */
     struct cst_list waiters;      /* fetches that wait for the decode */
@@ -91,6 +90,8 @@ static inline enum cst_tier cst_block_tier(const struct cst_block *b) {
 /* The surprisals' place in the node: n_tokens f16 values. */
 uint16_t *cst_block_surprisals(struct cst_block *b);
 
+/* The block has bytes now. */
+void cst_block_born(struct cst_block *b);
 /* Marks a use now. */
 void cst_block_use(struct cst_block *b);
 

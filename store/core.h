@@ -39,6 +39,7 @@ struct cst_store {
     uint64_t encode_bytes;                        /* heap of large encodes under way */
     uint64_t side_bytes;                          /* side data */
     uint64_t uses;
+    uint32_t now_s; /* of the clock, at the last tick */
     uint64_t leases, reserved;
     size_t jobs, encodes;
     struct cst_list showing;       /* blocks about to become visible, in one call */

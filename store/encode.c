@@ -235,8 +235,9 @@ void cst_encode_serve(struct cst_space *space) {
     while ((it = cst_list_first(&space->wait_encodes))) {
         struct encode *e = cst_list_entry(it, struct encode, link);
         int r = e->block->dead ? CST_ROOM_FULL
-                : e->again     ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
-                               : cst_room_packed(space, e->len, e->block->used, &e->slab, &e->slot);
+                : e->again
+                    ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
+                    : cst_room_packed(space, e->len, e->block->evict.order, &e->slab, &e->slot);
 
         if (r == CST_ROOM_WAIT)
             return;

@@ -5,77 +5,15 @@
  * short, and `target`, the length that the first list should have, moves. A scan of once-used
  * entries so never pushes out what is used again and again.
  *
- * Owns the ghosts. Invariants: 1. a hash has at most one ghost; 2. there are never more ghosts than
- * entries were in at the last eviction, so they stay a small part of the index.
+ * Invariant: there are never more ghosts than entries were in at the last eviction, so they stay a
+ * small part of the index.
  * Differences from the paper: the capacity is whatever is in now, since the store evicts when it
  * needs room, not at a count; entries in use are out of the lists and come back as used.
  * Loop thread only.
  */
 #include "store/evict.h"
 
-#include "base/mem.h"
-
 enum { ONCE = 0, AGAIN = 1 };
-
-struct ghost {
-    struct cst_hnode node;
-    struct cst_list link;
-    uint8_t list;
-};
-
-static bool same(const struct cst_hnode *node, const void *key) {
-    return true; /* the hash is the name, and find() has compared it */
-}
-
-static void ghost_free(struct cst_evict *e, struct ghost *g) {
-    cst_hashmap_remove(&e->ghost_map, &g->node);
-    cst_list_unlink(&g->link);
-    e->n_ghosts[g->list]--;
-    cst_free(g);
-}
-
-/* Takes the ghost away and answers its list, or -1. */
-static int ghost_take(struct cst_evict *e, uint64_t hash) {
-    struct cst_hnode *node = cst_hashmap_find(&e->ghost_map, hash, same, NULL);
-    struct ghost *g = node ? cst_container_of(node, struct ghost, node) : NULL;
-    int list = g ? g->list : -1;
-
-    if (g)
-        ghost_free(e, g);
-    return list;
-}
-
-static bool arc_forget(struct cst_evict *e) {
-    unsigned list = e->n_ghosts[ONCE] >= e->n_ghosts[AGAIN] ? ONCE : AGAIN;
-    struct cst_list *oldest = cst_list_first(&e->ghosts[list]);
-
-    if (oldest)
-        ghost_free(e, cst_list_entry(oldest, struct ghost, link));
-    return oldest;
-}
-
-/* Without room or memory for it there is no ghost: the policy only learns less. */
-static void ghost_make(struct cst_evict *e, const struct cst_evict_entry *entry) {
-    size_t room = e->n[ONCE] + e->n[AGAIN];
-    struct ghost *g;
-
-    (void)ghost_take(e, entry->hash);
-    while (e->n_ghosts[ONCE] + e->n_ghosts[AGAIN] >= room)
-        if (!arc_forget(e))
-            return;
-    if (sizeof(*g) + cst_hashmap_growth(&e->ghost_map) > e->room)
-        return;
-    g = cst_calloc(1, sizeof(*g));
-    if (!g)
-        return;
-    if (cst_hashmap_insert(&e->ghost_map, &g->node, entry->hash)) {
-        cst_free(g);
-        return;
-    }
-    g->list = entry->list;
-    cst_list_append(&e->ghosts[g->list], &g->link);
-    e->n_ghosts[g->list]++;
-}
 
 /* The ghost list `list` (sizes from before the hit) was too short: its list gets more room. */
 static void adapt(struct cst_evict *e, int list, const size_t ghosts[2]) {
@@ -91,7 +29,7 @@ static void adapt(struct cst_evict *e, int list, const size_t ghosts[2]) {
 static void arc_insert(struct cst_evict *e, struct cst_evict_entry *entry, enum cst_evict_how how) {
     if (how == CST_EVICT_NEW) {
         const size_t ghosts[2] = { e->n_ghosts[ONCE], e->n_ghosts[AGAIN] };
-        int list = ghost_take(e, entry->hash);
+        int list = cst_evict_ghost_take(e, entry->hash, NULL);
 
         if (list >= 0)
             adapt(e, list, ghosts);
@@ -104,7 +42,7 @@ static void arc_insert(struct cst_evict *e, struct cst_evict_entry *entry, enum 
 
 static void arc_remove(struct cst_evict *e, struct cst_evict_entry *entry, bool evicted) {
     if (evicted)
-        ghost_make(e, entry);
+        cst_evict_ghost_make(e, entry, entry->list, e->n[ONCE] + e->n[AGAIN]);
     cst_evict_unlink(e, entry);
 }
 
@@ -120,10 +58,4 @@ const struct cst_evict_ops cst_evict_arc = {
     .insert = arc_insert,
     .remove = arc_remove,
     .victim = arc_victim,
-    .forget = arc_forget,
 };
-
-size_t cst_evict_bytes(const struct cst_evict *e) {
-    return (e->n_ghosts[ONCE] + e->n_ghosts[AGAIN]) * sizeof(struct ghost) +
-           cst_hashmap_bytes(&e->ghost_map);
-}

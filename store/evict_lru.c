@@ -1,27 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Least recently used: one list, the oldest first. Owns nothing. Loop thread only.
+ * Least recently used: one queue in the order of use. Owns nothing. Loop thread only.
  * The yardstick of the other policies.
  */
 #include "store/evict.h"
 
 static void lru_insert(struct cst_evict *e, struct cst_evict_entry *entry, enum cst_evict_how how) {
-    if (how == CST_EVICT_USED)
-        entry->frequent = true;
-    cst_evict_link(e, entry, 0, how == CST_EVICT_COLD);
+    entry->frequent |= how == CST_EVICT_USED;
+    cst_evict_enqueue(e, entry, 0, entry->order);
 }
 
 static void lru_remove(struct cst_evict *e, struct cst_evict_entry *entry, bool evicted) {
-    cst_evict_unlink(e, entry);
+    cst_evict_dequeue(e, entry);
 }
 
 static struct cst_evict_entry *lru_victim(struct cst_evict *e,
                                           const struct cst_evict_entry *after) {
-    return cst_evict_walk(e, 0, after);
-}
-
-static bool lru_forget(struct cst_evict *e) {
-    return false;
+    return cst_evict_entry(after ? cst_treap_next(&after->node) : e->queues[0].first);
 }
 
 const struct cst_evict_ops cst_evict_lru = {
@@ -29,5 +24,4 @@ const struct cst_evict_ops cst_evict_lru = {
     .insert = lru_insert,
     .remove = lru_remove,
     .victim = lru_victim,
-    .forget = lru_forget,
 };

@@ -119,7 +119,7 @@ int cst_put_begin(struct cst_space *space, const uint8_t *parent_key, bool is_ro
     r = make_node(space, &parent, is_root ? parent_key : NULL, key, tokens, n_tokens, &b);
     if (!r) {
         b->born_ns = cst_store_now(space->store);
-        b->used = ++space->store->uses;
+        b->evict.order = ++space->store->uses;
         opened(put, space, b);
     }
     unhold(parent);
@@ -251,10 +251,9 @@ static int land(struct cst_put *put) {
     cst_copy_set(&b->hot, b, slab, put->slot, (uint32_t)space->desc->block_bytes, put->crc);
     b->crc = put->crc;
     b->stored = true;
-    b->used = ++space->store->uses;
-    cst_slab_touch(slab, b->used);
-    space->used = b->used;
     space->stats.blocks++;
+    cst_block_born(b);
+    cst_block_use(b);
     space->stats.tail_blocks += cst_block_is_tail(b);
     space->stats.stored_blocks++;
     space->last_put_ns = cst_store_now(space->store);

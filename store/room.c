@@ -181,13 +181,19 @@ static struct cst_block *victim(struct cst_space *space, bool packed, uint32_t k
 
 /* ---- index ---- */
 
+static bool forget(struct cst_space *space) {
+    bool any = cst_evict_forget(&space->evict);
+
+    if (any)
+        cst_space_index_ghosts(space);
+    return any;
+}
+
 static bool evict_for_index(struct cst_space *space) {
     struct cst_evict_entry *e;
 
-    if (space->evict.ops->forget(&space->evict)) {
-        cst_space_index_ghosts(space);
+    if (forget(space))
         return true;
-    }
     e = space->evict.ops->victim(&space->evict, NULL);
     if (e)
         (void)cst_block_remove(cst_container_of(e, struct cst_block, evict), CST_GONE_EVICTED);
@@ -215,7 +221,8 @@ int cst_room_heap(struct cst_space *space, uint64_t bytes) {
     struct cst_store *store = space->store;
 
     while (!cst_room_has(store, bytes))
-        if (!give_back_one(store) && !empty_clean(store) && !empty_older(space, NULL, UINT64_MAX))
+        if (!forget(space) && !give_back_one(store) && !empty_clean(store) &&
+            !empty_older(space, NULL, UINT64_MAX))
             return CST_STORE_E_BUSY;
     return 0;
 }
@@ -300,7 +307,8 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
          * at the cost of those. */
         if (!is_best_victim(own) && cst_encode_kick(space))
             return CST_ROOM_WAIT;
-        if (may_grow(space) && empty_older(space, &space->hot_free, own ? own->used : UINT64_MAX))
+        if (may_grow(space) &&
+            empty_older(space, &space->hot_free, own ? own->evict.order : UINT64_MAX))
             continue;
         if (!own)
             return CST_ROOM_FULL;
@@ -347,7 +355,7 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
         if (!is_pressed(space))
             return CST_ROOM_FULL;
         own = victim(space, true, klass);
-        if (may_grow(space) && empty_older(space, free, own ? own->used : used))
+        if (may_grow(space) && empty_older(space, free, own ? own->evict.order : used))
             continue;
         if (!own || i++ >= PACKED_EVICTIONS)
             return CST_ROOM_FULL;

@@ -127,7 +127,7 @@ static void fill_options(struct cst_store_options *o) {
     if (!o->side_bytes)
         o->side_bytes = UINT64_C(64) << 20;
     if (!o->policy)
-        o->policy = "arc";
+        o->policy = "cost";
 }
 
 int cst_store_new(struct cst_store **out, const struct cst_store_options *options,
@@ -204,6 +204,7 @@ bool cst_store_tick(struct cst_store *store) {
 
     assert(!store->entered);
     store->entered++;
+    store->now_s = (uint32_t)(cst_store_now(store) / CST_NS_PER_S);
     more = cst_care_slice(store);
     cst_learn_slice(store);
     cst_encode_kick_all(store);

@@ -41,6 +41,15 @@ static void rotate_up(struct cst_treap *treap, struct cst_treap_node *n) {
     p->up = n;
 }
 
+static void attach(struct cst_treap *treap, struct cst_treap_node *node, uint64_t priority,
+                   struct cst_treap_node *up, struct cst_treap_node **at) {
+    assert(!*at);
+    *node = (struct cst_treap_node){ .up = up, .priority = priority };
+    *at = node;
+    while (node->up && node->up->priority < priority)
+        rotate_up(treap, node);
+}
+
 void cst_treap_insert(struct cst_treap *treap, struct cst_treap_node *node, uint64_t priority,
                       cst_treap_cmp cmp, const void *key) {
     struct cst_treap_node *up = NULL, **at = &treap->root;
@@ -49,10 +58,12 @@ void cst_treap_insert(struct cst_treap *treap, struct cst_treap_node *node, uint
         up = *at;
         at = cmp(up, key) < 0 ? &up->right : &up->left;
     }
-    *node = (struct cst_treap_node){ .up = up, .priority = priority };
-    *at = node;
-    while (node->up && node->up->priority < priority)
-        rotate_up(treap, node);
+    attach(treap, node, priority, up, at);
+}
+
+void cst_treap_insert_beside(struct cst_treap *treap, struct cst_treap_node *node,
+                             uint64_t priority, struct cst_treap_node *at, bool after) {
+    attach(treap, node, priority, at, after ? &at->right : &at->left);
 }
 
 void cst_treap_remove(struct cst_treap *treap, struct cst_treap_node *node) {

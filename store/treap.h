@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,10 @@ typedef int (*cst_treap_cmp)(const struct cst_treap_node *node, const void *key)
 /* key: the node's own. Equal keys are allowed; the new node goes before them. */
 void cst_treap_insert(struct cst_treap *treap, struct cst_treap_node *node, uint64_t priority,
                       cst_treap_cmp cmp, const void *key);
+/* The same without a search, for a key that goes next to that of `at`: after it, if `at` has no
+ * right child (the last node has none); before it, if it has no left one. */
+void cst_treap_insert_beside(struct cst_treap *treap, struct cst_treap_node *node,
+                             uint64_t priority, struct cst_treap_node *at, bool after);
 /* The node must be in this treap. */
 void cst_treap_remove(struct cst_treap *treap, struct cst_treap_node *node);
 

@@ -153,7 +153,7 @@ static void each_class_keeps_its_bound(void **state) {
  * with it: encoded again they would lose twice. Those that still have the committed bytes stay. */
 static void nothing_is_encoded_twice(void **state) {
     for (unsigned c = 0; c < CST_CLASSES; c++) {
-        struct spaces x = setup(4 * WORLD_SLAB); /* three slabs, with the index */
+        struct spaces x = setup(5 * WORLD_SLAB); /* three slabs, with the index */
         struct cst_space *other = world_space(x.w, "b", 1, CST_KIND_FLAT, CST_CLASS_LOSSLESS);
         struct world_fetch f;
         uint8_t key[32];
