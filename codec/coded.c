@@ -26,7 +26,8 @@ struct cst_coded_shape cst_coded_shape(const struct cst_stage_segment *s, unsign
 }
 
 size_t cst_coded_plane_size(const struct cst_view *view) {
-    return (view->tokens + 3) * cst_align_up(cst_view_channels(view), 8) * sizeof(float);
+    return (cst_align_up(view->tokens, 16) + 3) * cst_align_up(cst_view_channels(view), 8) *
+           sizeof(float);
 }
 
 struct cst_coded_rows cst_coded_rows(const struct cst_stage_segment *s,

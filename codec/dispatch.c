@@ -239,6 +239,22 @@ static void low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, uns
     }
 }
 
+static void bytes_to_rows(int32_t *q, size_t stride, const uint8_t *src, size_t pitch,
+                          uint32_t tokens, uint32_t channels) {
+    for (uint32_t c = 0; c < channels; c++) {
+        for (uint32_t t = 0; t < tokens; t++)
+            q[c * stride + t] = src[t * pitch + c];
+    }
+}
+
+static void rows_to_bytes(uint8_t *dst, size_t pitch, const int32_t *q, size_t stride,
+                          uint32_t tokens, const int32_t *offset, uint32_t channels) {
+    for (uint32_t c = 0; c < channels; c++) {
+        for (uint32_t t = 0; t < tokens; t++)
+            dst[t * pitch + c] = (uint8_t)(q[c * stride + t] + offset[c]);
+    }
+}
+
 static const struct cst_codec_ops portable = {
     .name = "portable",
     .huff_prepend = cst_huff_prepend_portable,
@@ -273,6 +289,8 @@ static const struct cst_codec_ops portable = {
     .rans_put = cst_rans_put_portable,
     .int_range = int_range,
     .low_bits = low_bits,
+    .bytes_to_rows = bytes_to_rows,
+    .rows_to_bytes = rows_to_bytes,
     .add = add,
     .moments = moments,
 };

@@ -100,6 +100,12 @@ struct cst_codec_ops {
      * src on; n is a multiple of 8, and 8 bytes behind the bits can be read. */
     void (*low_bits)(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift);
 
+    /* Transposes: q[c * stride + t] = src[t * pitch + c]; and back, offset[c] added modulo 256. */
+    void (*bytes_to_rows)(int32_t *q, size_t stride, const uint8_t *src, size_t pitch,
+                          uint32_t tokens, uint32_t channels);
+    void (*rows_to_bytes)(uint8_t *dst, size_t pitch, const int32_t *q, size_t stride,
+                          uint32_t tokens, const int32_t *offset, uint32_t channels);
+
     /* square[i] += (x[i] - mean[i])^2, error[i] += (x[i] - y[i])^2 */
     void (*moments)(double *square, double *error, const double *mean, const float *x,
                     const float *y, size_t n);

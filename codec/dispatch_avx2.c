@@ -645,6 +645,8 @@ const struct cst_codec_ops cst_codec_avx2_table = {
     .rans_put = cst_rans_put_portable,
     .int_range = cst_avx2_int_range,
     .low_bits = cst_avx2_low_bits,
+    .bytes_to_rows = cst_avx2_bytes_to_rows,
+    .rows_to_bytes = cst_avx2_rows_to_bytes,
     .add = cst_avx2_add,
     .moments = cst_avx2_moments,
 };

@@ -51,3 +51,7 @@ uint8_t *cst_avx512_rans_put(uint8_t *end, uint32_t state[CST_RANS_LANES], unsig
                              unsigned shift);
 void cst_avx2_int_range(int32_t *least, int32_t *most, const int32_t *q, size_t n);
 void cst_avx2_low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, unsigned shift);
+void cst_avx2_bytes_to_rows(int32_t *q, size_t stride, const uint8_t *src, size_t pitch,
+                            uint32_t tokens, uint32_t channels);
+void cst_avx2_rows_to_bytes(uint8_t *dst, size_t pitch, const int32_t *q, size_t stride,
+                            uint32_t tokens, const int32_t *offset, uint32_t channels);

@@ -87,6 +87,15 @@ enum cst_plane_coding {
     CST_PLANE_CODINGS
 };
 
+/* Head of an EXPONENTS stream; levels of the channels above the lowest one, then the rANS stream
+ * follow. */
+struct cst_exponents_header {
+    uint8_t flags;         /* 0 */
+    uint8_t bits;          /* of a level, 0..6 */
+    struct cst_le16 level; /* the lowest */
+};
+_Static_assert(sizeof(struct cst_exponents_header) == 4, "docs/codec-format.md section 4.9");
+
 /* Head of a GROUPS, LLOYD or TUCKER stream; sinks, then fp16 parameters, then codes follow. */
 struct cst_coded_header {
     uint8_t flags;        /* enum cst_coded_flag */

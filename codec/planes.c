@@ -63,13 +63,20 @@ static size_t put_plane(uint8_t *dst, const struct plane *p, size_t n) {
     return p->bound;
 }
 
-/* The elements as one array: the segment itself where they lie together, else gathered in w->a. */
-static const uint8_t *elements(const uint8_t *seg, const struct cst_runs *runs,
-                               const struct cst_codec_work *w) {
+const uint8_t *cst_planes_elements(const uint8_t *seg, const struct cst_runs *runs,
+                                   const struct cst_codec_work *w) {
     if (runs->outer * runs->inner == 1)
         return seg;
     cst_runs_gather(runs, w->a, seg);
     return w->a;
+}
+
+size_t cst_planes_bound(const uint8_t *hi_bytes, const uint8_t *lo_bytes, size_t n) {
+    struct plane hi, lo;
+
+    plan(&hi, hi_bytes, n);
+    plan(&lo, lo_bytes, n);
+    return sizeof(struct cst_planes_header) + hi.bound + lo.bound;
 }
 
 size_t cst_planes_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
@@ -88,7 +95,7 @@ size_t cst_planes_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stag
     n = cst_runs_total(&runs) / 2;
     if (n == 0 || cst_runs_total(&runs) % 2)
         return 0;
-    w->ops->split(w->b, w->b + n, elements(seg, &runs, w), n);
+    w->ops->split(w->b, w->b + n, cst_planes_elements(seg, &runs, w), n);
     plan(&hi, w->b, n);
     plan(&lo, w->b + n, n);
     if (length + hi.bound + lo.bound >= s->length)
@@ -121,8 +128,8 @@ static const uint8_t *get_plane(uint8_t *room, size_t n, uint8_t coding, const u
     }
 }
 
-static void put_elements(uint8_t *seg, const struct cst_runs *runs, const uint8_t *hi,
-                         const uint8_t *lo, const struct cst_codec_ops *ops) {
+void cst_planes_put_elements(uint8_t *seg, const struct cst_runs *runs, const uint8_t *hi,
+                             const uint8_t *lo, const struct cst_codec_ops *ops) {
     size_t n = runs->bytes / 2;
 
     for (uint64_t i = 0; i < runs->outer; i++) {
@@ -162,6 +169,6 @@ bool cst_planes_decode(uint8_t *seg, const struct cst_stage_segment *s, const ui
     if (!hi || !lo)
         return false;
     cst_runs_zero_holes(&runs, seg, s->length);
-    put_elements(seg, &runs, hi, lo, w->ops);
+    cst_planes_put_elements(seg, &runs, hi, lo, w->ops);
     return true;
 }

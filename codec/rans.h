@@ -2,7 +2,7 @@
 /*
  * Range asymmetric numeral systems (Duda 2013, arXiv 1311.2540) with static tables: a matrix of
  * integers, each channel with a table of its own, to little more bytes than its entropy under these
- * tables. docs/codec-format.md section 6 gives the bytes.
+ * tables. docs/codec-format.md section 11 gives the bytes.
  *
  * The coder runs in up to 32 lanes, token t in lane t % lanes, so that all lanes use one table at a
  * time. Lanes cost next to nothing: their first states carry raw bits that have to be stored

@@ -134,3 +134,78 @@ void cst_avx2_low_bits(int32_t *q, const uint8_t *src, unsigned bit, size_t n, u
         _mm256_storeu_si256((void *)(q + i), _mm256_add_epi32(_mm256_sub_epi32(x, half), low));
     }
 }
+
+/* ---- transposes --------------------------------------------------------------------------------
+ */
+
+/* 8 x 8 bytes, rows in the low halves. */
+static inline __attribute__((always_inline)) void transpose_8(__m128i out[4], const __m128i in[8]) {
+    __m128i a = _mm_unpacklo_epi8(in[0], in[1]), b = _mm_unpacklo_epi8(in[2], in[3]);
+    __m128i c = _mm_unpacklo_epi8(in[4], in[5]), d = _mm_unpacklo_epi8(in[6], in[7]);
+    __m128i ab = _mm_unpacklo_epi16(a, b), cd = _mm_unpacklo_epi16(c, d);
+    __m128i ab2 = _mm_unpackhi_epi16(a, b), cd2 = _mm_unpackhi_epi16(c, d);
+
+    out[0] = _mm_unpacklo_epi32(ab, cd); /* two rows each */
+    out[1] = _mm_unpackhi_epi32(ab, cd);
+    out[2] = _mm_unpacklo_epi32(ab2, cd2);
+    out[3] = _mm_unpackhi_epi32(ab2, cd2);
+}
+
+void cst_avx2_bytes_to_rows(int32_t *q, size_t stride, const uint8_t *src, size_t pitch,
+                            uint32_t tokens, uint32_t channels) {
+    const struct cst_codec_ops *rest = cst_codec_ops_portable();
+    uint32_t c = 0, whole = tokens & ~7u;
+
+    for (; c + 8 <= channels; c += 8) {
+        for (uint32_t t = 0; t < whole; t += 8) {
+            __m128i in[8], out[4];
+
+            for (uint32_t i = 0; i < 8; i++)
+                in[i] = _mm_loadl_epi64((const void *)(src + (t + i) * pitch + c));
+            transpose_8(out, in);
+            for (uint32_t i = 0; i < 8; i++) {
+                __m128i row = i % 2 ? _mm_unpackhi_epi64(out[i / 2], out[i / 2]) : out[i / 2];
+
+                _mm256_storeu_si256((void *)(q + (c + i) * stride + t), _mm256_cvtepu8_epi32(row));
+            }
+        }
+    }
+    if (whole < tokens)
+        rest->bytes_to_rows(q + whole, stride, src + whole * pitch, pitch, tokens - whole, c);
+    if (c < channels)
+        rest->bytes_to_rows(q + c * stride, stride, src + c, pitch, tokens, channels - c);
+}
+
+void cst_avx2_rows_to_bytes(uint8_t *dst, size_t pitch, const int32_t *q, size_t stride,
+                            uint32_t tokens, const int32_t *offset, uint32_t channels) {
+    const struct cst_codec_ops *rest = cst_codec_ops_portable();
+    const __m256i low = _mm256_set1_epi32(255);
+    uint32_t c = 0, whole = tokens & ~7u;
+
+    for (; c + 8 <= channels; c += 8) {
+        for (uint32_t t = 0; t < whole; t += 8) {
+            __m128i in[8], out[4];
+
+            for (uint32_t i = 0; i < 8; i++) {
+                __m256i x = _mm256_loadu_si256((const void *)(q + (c + i) * stride + t));
+                __m128i half;
+
+                x = _mm256_and_si256(_mm256_add_epi32(x, _mm256_set1_epi32(offset[c + i])), low);
+                half = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+                in[i] = _mm_packus_epi16(half, half);
+            }
+            transpose_8(out, in);
+            for (uint32_t i = 0; i < 8; i++) {
+                __m128i row = i % 2 ? _mm_unpackhi_epi64(out[i / 2], out[i / 2]) : out[i / 2];
+
+                _mm_storel_epi64((void *)(dst + (t + i) * pitch + c), row);
+            }
+        }
+    }
+    if (whole < tokens)
+        rest->rows_to_bytes(dst + whole * pitch, pitch, q + whole, stride, tokens - whole, offset,
+                            c);
+    if (c < channels)
+        rest->rows_to_bytes(dst + c, pitch, q + c * stride, stride, tokens, offset + c,
+                            channels - c);
+}

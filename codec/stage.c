@@ -7,6 +7,7 @@
 #include "codec/stage.h"
 #include "codec/codec.h"
 #include "codec/dtype.h"
+#include "codec/exponents.h"
 #include "codec/format.h"
 #include "codec/klt.h"
 #include "codec/preset.h"
@@ -67,8 +68,12 @@ static struct cst_stream encode_segment(uint8_t *dst, const uint8_t *seg,
     if (out.length)
         return out;
     if (cst_dtype_size(s->dtype) == 2) {
-        out = (struct cst_stream){ .stage = CST_STAGE_PLANES };
-        out.length = cst_planes_encode(dst, seg, s, w);
+        out = (struct cst_stream){ .stage = CST_STAGE_EXPONENTS };
+        out.length = cst_exponents_encode(dst, seg, s, w);
+        if (!out.length) {
+            out.stage = CST_STAGE_PLANES;
+            out.length = cst_planes_encode(dst, seg, s, w);
+        }
         if (!out.length)
             preset = CST_PRESET_RAW;
     }
@@ -88,7 +93,7 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 bool cst_stage_known(uint8_t stage, bool layered) {
-    return stage <= CST_STAGE_LLOYD ||
+    return stage <= CST_STAGE_LLOYD || stage == CST_STAGE_EXPONENTS ||
            (layered && (stage == CST_STAGE_TUCKER || stage == CST_STAGE_KLT));
 }
 
@@ -122,6 +127,8 @@ static bool decode_segment(uint8_t *dst, uint64_t n, const struct cst_stage_segm
         return cst_zstd_decode(dst, n, src, len, w);
     case CST_STAGE_PLANES:
         return seg && cst_dtype_size(seg->dtype) == 2 && cst_planes_decode(dst, seg, src, len, w);
+    case CST_STAGE_EXPONENTS:
+        return seg && cst_exponents_decode(dst, seg, src, len, w);
     case CST_STAGE_INT8:
         return seg && seg->view && cst_int8_decode(dst, seg, src, len, w);
     case CST_STAGE_GROUPS:

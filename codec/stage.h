@@ -23,6 +23,7 @@ struct cst_codec_work {
     void *dense;     /* of the presets of layered frames, cst_dense_work_size() bytes */
     size_t dense_size;
     struct cst_huff_table *huff;
+    struct cst_exponents_work *exponents;
     uint8_t *a, *b; /* each as long as the longest segment that isn't opaque, or as all gaps */
     float *plane;   /* fp32 of the longest segment with a view, rows padded to 8 channels */
     struct cst_rope_table *rope; /* NULL when no keys of this layout can be turned */
@@ -104,6 +105,16 @@ size_t cst_planes_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stag
                          const struct cst_codec_work *w);
 bool cst_planes_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                        size_t len, const struct cst_codec_work *w);
+
+/* The elements as one array: the segment itself where they lie together, else gathered in w->a;
+ * and back from the planes that ops->split() makes of it. */
+const uint8_t *cst_planes_elements(const uint8_t *seg, const struct cst_runs *runs,
+                                   const struct cst_codec_work *w);
+void cst_planes_put_elements(uint8_t *seg, const struct cst_runs *runs, const uint8_t *hi,
+                             const uint8_t *lo, const struct cst_codec_ops *ops);
+
+/* About what PLANES makes of two planes of n bytes. */
+size_t cst_planes_bound(const uint8_t *hi, const uint8_t *lo, size_t n);
 
 /* Needs a view. encode leaves the decoded segment in w->a and its error, as defined by
  * cst_distortion(), in *error. */

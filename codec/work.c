@@ -6,6 +6,7 @@
  */
 #include "codec/codec.h"
 #include "codec/coded.h"
+#include "codec/exponents.h"
 #include "codec/stage.h"
 
 #include "base/macros.h"
@@ -13,7 +14,7 @@
 enum { WORK_ALIGN = 64 };
 
 struct room {
-    uint64_t table, order, buffer, plane, rope, zstd, dense;
+    uint64_t table, exponents, order, buffer, plane, rope, zstd, dense;
     uint32_t pairs; /* most rotated pairs of a head */
 };
 
@@ -31,11 +32,13 @@ static void room_for_plane(struct room *r, const struct cst_descriptor *desc,
 }
 
 static uint64_t room_total(const struct room *r) {
-    return r->table + r->order + 2 * r->buffer + r->plane + r->rope + r->zstd + r->dense;
+    return r->table + r->exponents + r->order + 2 * r->buffer + r->plane + r->rope + r->zstd +
+           r->dense;
 }
 
 static struct room room_of(const struct cst_descriptor *desc, uint32_t preset) {
     struct room r = { .table = cst_align_up(sizeof(struct cst_huff_table), WORK_ALIGN),
+                      .exponents = cst_align_up(cst_exponents_work_size(), WORK_ALIGN),
                       .order = cst_align_up(desc->n_segments * sizeof(uint32_t), WORK_ALIGN),
                       .dense = cst_align_up(cst_dense_work_size(desc, preset), WORK_ALIGN),
                       .buffer = cst_gap_bytes(desc) };
@@ -72,7 +75,8 @@ size_t cst_codec_work_size_max(const struct cst_descriptor *desc) {
 bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc,
                          uint32_t preset, void *work, size_t work_len) {
     struct room r = room_of(desc, preset);
-    uint8_t *order = (uint8_t *)work + r.table, *a = order + r.order, *plane = a + 2 * r.buffer;
+    uint8_t *exponents = (uint8_t *)work + r.table, *order = exponents + r.exponents;
+    uint8_t *a = order + r.order, *plane = a + 2 * r.buffer;
     uint8_t *rope = plane + r.plane, *zstd = rope + r.rope;
 
     if (work_len < room_total(&r) || (uintptr_t)work % WORK_ALIGN)
@@ -82,6 +86,7 @@ bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *
         .preset = preset,
         .desc = desc,
         .huff = work,
+        .exponents = cst_exponents_work_init(exponents),
         .order = (void *)order,
         .a = a,
         .b = a + r.buffer,

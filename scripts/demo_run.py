@@ -17,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import demo_presets
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 INTRODUCTION = "You answer questions about a licence. Here is its text.\n\n"
@@ -130,12 +128,7 @@ def run(engine, build, folder):
             stack.enter_context(ending(worker.process))
         for worker in (first, second):
             worker.read()
-        result, texts = measure(first, second, socket_path)
-        say("presets: decoding the same tokens beside computing them")
-        first.ask("write", folder=folder)
-        seconds = demo_presets.measure(build / "tools" / "cistern-codec", Path(folder))
-        result["decode_share"] = {preset: s / result["prefill_s"] for preset, s in seconds.items()}
-        return result, texts
+        return measure(first, second, socket_path)
 
 
 def measure(first, second, socket_path):
@@ -170,7 +163,6 @@ def measure(first, second, socket_path):
         "ttft_cold_s": cold["ttft_s"],
         "ttft_warm_s": repeat["ttft_s"],
         "ttft_question_s": question["ttft_s"],
-        "prefill_s": cold["prefill_s"],
         "wall_cold_s": cold["ttft_wall_s"],
         "wall_warm_s": repeat["ttft_wall_s"],
         "wall_question_s": question["ttft_wall_s"],
@@ -217,9 +209,6 @@ def table(result, texts):
     print(f"the daemon holds {tiers['hot'] / 2**20:.1f} MiB ready to read and "
           f"{tiers['packed'] / 2**20:.1f} MiB packed (from {tiers['packed_decoded'] / 2**20:.1f} MiB); "
           f"it served {result['blocks_served_after'] - result['blocks_served_before']} blocks")
-    shares = sorted(result["decode_share"].items(), key=lambda item: item[1])
-    print(f"decoding {demo_presets.TOKENS} tokens, in shares of computing them: "
-          + ", ".join(f"{name} {share:.2%}" for name, share in shares))
     print("answers agree with the engine's own saved state: "
           + ("yes" if result["answers_agree"] else "NO"))
     print(f"\ncold says:      {texts['cold'].strip()!r}\nquestion says:  {texts['question'].strip()!r}")

@@ -10,6 +10,7 @@
  * Buffers have exactly the promised sizes, so that the address sanitizer sees one byte too many.
  */
 #include "codec/codec.h"
+#include "codec/exponents.h"
 #include "codec/format.h"
 #include "codec/preset.h"
 #include "codec/stage.h"
@@ -230,13 +231,14 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
 static void run_stream(struct buffers *b, const struct cst_descriptor *desc, unsigned choice,
                        const uint8_t *data, size_t size) {
     static cst_stage_decode_fn *const stages[] = { cst_planes_decode, cst_int8_decode,
-                                                   cst_groups_decode, cst_lloyd_decode };
+                                                   cst_groups_decode, cst_lloyd_decode,
+                                                   cst_exponents_decode };
     const struct cst_codec_ops *sets[] = { cst_codec_ops_portable(), cst_codec_ops_avx2(),
                                            cst_codec_ops_avx512() };
     const struct cst_segment *seg = &desc->segments[choice % 2];
     cst_stage_decode_fn *stage = stages[choice / 2 % CST_COUNT(stages)];
     struct cst_view view;
-    struct cst_stage_segment s = cst_stage_segment(&view, desc, seg, 16, choice / 8);
+    struct cst_stage_segment s = cst_stage_segment(&view, desc, seg, 16, choice / 10);
     uint8_t *first = calloc(1, seg->length), *out = calloc(1, seg->length);
     bool ok = false;
 

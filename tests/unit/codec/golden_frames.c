@@ -29,6 +29,7 @@ struct good {
     struct cst_encode_params params;
     enum content content;
     const struct cst_layer *rope; /* how the keys of all layers are rotated, or NULL */
+    bool old;                     /* of an encoder before this one's: kept, only decoded */
 };
 
 #define BF16_ROWS                                                                                  \
@@ -57,7 +58,7 @@ static const struct cst_layer llama3 = { .rope = CST_ROPE_NORM,
 
 static const struct good goods[] = {
     { "raw", { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 8, 3 }, { CST_PRESET_RAW, 16, 64, 0 }, MODEL },
-    { "lossless-bf16", BF16_ROWS, { CST_PRESET_LOSSLESS, 16, 64, 0 }, MODEL },
+    { "lossless-bf16", BF16_ROWS, { CST_PRESET_LOSSLESS, 16, 64, 0 }, MODEL, .old = true },
     { "lossless-f16-transposed",
       { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 2, 40, 0 },
       { CST_PRESET_LOSSLESS, 32, 64, 0 },
@@ -65,6 +66,16 @@ static const struct good goods[] = {
     { "lossless-tail",
       { CASE_HEADS, CST_DTYPE_BF16, 64, 1, 2, 40, 2 },
       { CST_PRESET_LOSSLESS, 11, 128, 0 },
+      MODEL,
+      .old = true },
+    { "exponents-bf16", BF16_ROWS, { CST_PRESET_LOSSLESS, 16, 64, 0 }, MODEL },
+    { "exponents-tail",
+      { CASE_HEADS, CST_DTYPE_BF16, 64, 1, 2, 40, 2 },
+      { CST_PRESET_LOSSLESS, 43, 128, 0 },
+      MODEL },
+    { "exponents-transposed",
+      { CASE_TRANSPOSED, CST_DTYPE_BF16, 32, 1, 1, 40, 0 },
+      { CST_PRESET_LOSSLESS, 32, 128, 0 },
       MODEL },
     { "lossless-random",
       { CASE_ROWS, CST_DTYPE_F16, 16, 1, 1, 12, 1 },
@@ -145,6 +156,7 @@ struct bad {
 
 enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
 
+#define EXPONENTS "exponents-bf16"
 #define TURBOQUANT "turboquant-bf16-llama3"
 #define JOLT "jolt-bf16"
 
@@ -165,6 +177,10 @@ static const struct bad bads[] = {
     { "bad-plane-length", CST_CODEC_E_CORRUPT, STREAMS + 7, 1, 0, true },
     { "bad-code-lengths", CST_CODEC_E_CORRUPT, STREAMS + 8, 0xff, 0, true },
     { "bad-symbols", CST_CODEC_E_CORRUPT, STREAMS + 300, 0xff, 0, true },
+    { "bad-exponents-flags", CST_CODEC_E_CORRUPT, STREAMS, 1, 0, true, EXPONENTS },
+    { "bad-exponents-bits", CST_CODEC_E_CORRUPT, STREAMS + 1, 7, 0, true, EXPONENTS },
+    { "bad-exponents-level", CST_CODEC_E_CORRUPT, STREAMS + 3, 4, 0, true, EXPONENTS },
+    { "bad-exponents-lanes", CST_CODEC_E_CORRUPT, STREAMS + 4 + 50, 6, 0, true, EXPONENTS },
     { "bad-bits", CST_CODEC_E_VERSION, 52, 4, 0, true },
     { "bad-bits-turboquant", CST_CODEC_E_VERSION, 53, 9, 0, true, TURBOQUANT },
     { "bad-coded-flags", CST_CODEC_E_CORRUPT, HEAD + 32, 4, 0, true, TURBOQUANT },
@@ -185,6 +201,20 @@ static const struct bad bads[] = {
 };
 
 static const char *const results[] = { "ok", "small", "corrupt", "version", "mismatch" };
+
+static size_t load(uint8_t *bytes, size_t cap, const char *name, const char *kind) {
+    char path[PATH_MAX];
+    size_t n;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/tests/golden/frames/%s.%s", getenv("CST_SOURCE_ROOT"),
+                   name, kind);
+    f = fopen(path, "rbe");
+    assert_non_null(f);
+    n = fread(bytes, 1, cap, f);
+    (void)fclose(f);
+    return n;
+}
 
 /* A few waves over tokens and dimensions, different in each segment, and some noise. */
 static void fill_waves(struct case_block *c, const struct good *g) {
@@ -223,6 +253,8 @@ static struct case_block *make(const struct good *g) {
     else if (g->content == WAVES)
         fill_waves(c, g);
     assert_int_equal(case_encode(c, &g->params, NULL), 0);
+    if (g->old)
+        c->frame_len = load(c->frame, c->cap, g->name, "frame");
     return c;
 }
 
@@ -263,20 +295,6 @@ static void spoil(struct case_block *c, const struct bad *b) {
 
 /* ---- checking ---------------------------------------------------------------------------------
  */
-
-static size_t load(uint8_t *bytes, size_t cap, const char *name, const char *kind) {
-    char path[PATH_MAX];
-    size_t n;
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "%s/tests/golden/frames/%s.%s", getenv("CST_SOURCE_ROOT"),
-                   name, kind);
-    f = fopen(path, "rbe");
-    assert_non_null(f);
-    n = fread(bytes, 1, cap, f);
-    (void)fclose(f);
-    return n;
-}
 
 static bool has_zstd(const struct case_block *c) {
     const struct cst_frame_header *h = (const void *)c->frame;

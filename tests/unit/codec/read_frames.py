@@ -20,7 +20,7 @@ from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
 RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD = range(7)
-TUCKER = 8
+TUCKER, EXPONENTS = 8, 10
 TURBOQUANT, JOLT, DEEP = 6, 8, 12
 UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX = 1, 2, 4, 8, 16, 32
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
@@ -386,6 +386,126 @@ def tucker(layout, seg, tokens, first_position, data, cells):
     return s.block(values)
 
 
+class Bits:
+    """Numbers from the lowest bit of the first byte up."""
+
+    def __init__(self, data):
+        self.data, self.at, self.all = data, 0, int.from_bytes(data, "little")
+
+    def get(self, n):
+        need(self.at + n <= 8 * len(self.data))
+        self.at += n
+        return self.all >> self.at - n & (1 << n) - 1
+
+    def state(self):
+        b = 16 + self.get(4)
+        return 1 << b | self.get(b)
+
+
+def integers(data, channels, tokens, table_of, payload_len):
+    """A rANS stream -> rows of integers, payload. table_of(tag, channel) -> frequencies, shift"""
+    need(data)
+    lanes, tag = 1 << (data[0] & 7), data[0] >> 3
+    need(lanes <= min(32, tokens))
+    head = Bits(data[1:])
+    states = [head.state() for _ in range(lanes)]
+    at = 1 + (head.at + 7) // 8
+    need(head.get(-head.at % 8) == 0)
+    tables, rows = [table_of(tag, c) for c in range(channels)], []
+    for frequencies, _ in tables:
+        slots = [(s - len(frequencies) // 2, f, i) for s, f in enumerate(frequencies)
+                 for i in range(f)]
+        need(len(slots) == 4096)
+        row = []
+        for t in range(tokens):
+            x = states[t % lanes]
+            symbol, f, i = slots[x % 4096]
+            x = f * (x // 4096) + i
+            if x < 1 << 16:
+                need(at + 2 <= len(data))
+                x = x << 16 | struct.unpack_from("<H", data, at)[0]
+                at += 2
+            states[t % lanes] = x
+            row.append(symbol)
+        rows.append(row)
+    bits = "".join(f"{x.bit_length() - 17:04b}"[::-1] + f"{x:b}"[:0:-1] for x in states)
+    whole = len(bits) // 8
+    need("1" not in bits[8 * whole:])
+    raw = Bits(bytes(int(bits[i:i + 8][::-1], 2) for i in range(0, 8 * whole, 8)) + data[at:])
+    payload = bytes(raw.get(8) for _ in range(payload_len))
+    for row, (frequencies, shift) in zip(rows, tables):
+        reach = len(frequencies) // 2
+        for t, s in enumerate(row):
+            if abs(s) == reach:
+                u = 0
+                while raw.get(1):
+                    u += 1
+                row[t] += ((1 << u) - 1 + raw.get(u)) * (1 if s > 0 else -1)
+        row[:] = [s * (1 << shift) - ((1 << shift) >> 1) + raw.get(shift) for s in row]
+        need(all(abs(q) < 1 << 28 for q in row))
+    left = 8 * len(raw.data) - raw.at
+    need((left < 8 or at == len(data)) and raw.get(left) == 0)
+    return rows, payload
+
+
+def coefficient_table(q):
+    """Frequencies of class q."""
+    def above(y):
+        return 1 / (1 + math.exp(math.pi * y / (math.sqrt(3) * 2 ** ((q - 24) / 4))))
+
+    r = 1
+    while 4096 * above(r - 0.5) >= 1.5:
+        r += 1
+    half = [max(1, math.floor(4096 * (above(s - 0.5) - (above(s + 0.5) if s < r else 0)) + 0.5))
+            for s in range(1, r + 1)]
+    return half[::-1] + [4096 - 2 * sum(half)] + half
+
+
+def coefficients(data, classes, tokens, payload_len):
+    def table_of(tag, c):
+        shift = max(0, -(-(classes[c] - 34) // 4)) + (c < tag)
+        return coefficient_table(max(0, classes[c] - 4 * shift)), shift
+
+    return integers(data, len(classes), tokens, table_of, payload_len)
+
+
+assert coefficients(bytes.fromhex("18dcdebd2c"), [24] * 3, 1, 0) == ([[1], [0], [-2]], b"")
+
+
+def exponent_table(k):
+    def below(x):
+        return 2 / (1 + math.exp(-math.pi * x / (math.sqrt(3) * 2 ** (k / 4)))) - 1
+
+    bounds = [0] + [below(2.0 ** (s - 3)) for s in range(-7, 7)] + [1]
+    f = [max(1, math.floor(4096 * (b - a) + 0.5)) for a, b in zip(bounds, bounds[1:])]
+    f[4 + 7] += 4096 - sum(f)
+    return f
+
+
+def exponents(layout, seg, tokens, data):
+    need(seg["dtype"] == BF16 and len(data) >= 4)
+    flags, bits, lowest = struct.unpack_from("<BBH", data)
+    places = offsets(layout, seg, tokens)
+    channels = len(places[0])
+    size = -(-channels // 8) * bits
+    need(flags == 0 and bits <= 6 and lowest < 1024 and len(data) >= 4 + size)
+    codes = Bits(data[4:4 + size])
+    levels = [lowest + codes.get(bits) for _ in range(channels)]
+    tables = [exponent_table(k) for k in range(4)]
+
+    def table_of(tag, c):
+        need(tag == 0)
+        return tables[levels[c] % 4], 0
+
+    rows, low = integers(data[4 + size:], channels, tokens, table_of, tokens * channels)
+    order = sorted((at, t, c) for t, row in enumerate(places) for c, at in enumerate(row))
+    out = bytearray(seg["length"])
+    for (at, t, c), l in zip(order, low):
+        r = (rows[c][t] + levels[c] // 4 - 4) % 256 << 8 | l
+        struct.pack_into("<H", out, at, r >> 1 | (r & 1) << 15)
+    return bytes(out)
+
+
 def unzstd(data, n):
     done = subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=False)
     need(done.returncode == 0 and len(done.stdout) == n)
@@ -404,6 +524,8 @@ def stream(layout, seg, tokens, first_position, stage, data, n):
     need(seg)
     if stage == PLANES:
         return planes(layout, seg, tokens, data)
+    if stage == EXPONENTS:
+        return exponents(layout, seg, tokens, data)
     coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd}[stage]
     return coding(layout, seg, tokens, first_position, data)
 
@@ -440,7 +562,8 @@ def decode(frame, layout):
         stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need((stage <= LLOYD or layered and stage == TUCKER) and stage_version == 1 and zero == 0, "version")
+        need(stage <= LLOYD or stage == EXPONENTS or layered and stage == TUCKER, "version")
+        need(stage_version == 1 and zero == 0, "version")
         at = start + length
         data = frame[start:at]
         need(crc32c(data) == crc)
