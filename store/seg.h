@@ -131,7 +131,8 @@ struct cst_seg_options {
     uint64_t write_rate;      /* bytes/s of stores; bursts of two seconds; 0: no limit */
     uint64_t buffer_bytes;    /* payloads on their way to the disk; 0: 16 MiB */
     uint32_t min_hits;        /* store only what was asked for so often */
-    uint32_t errors_max;      /* I/O errors until the tier is off; 0: 16 */
+    uint32_t lock_ms;    /* how long to wait for the locks of a daemon that was killed; 0: 3,000 */
+    uint32_t errors_max; /* I/O errors until the tier is off; 0: 16 */
     enum cst_seg_crypt crypt;
     /*
      * crypt aes, the root key: `key_file`, a file of 32 bytes or 64 hexadecimal digits (a systemd

@@ -9,6 +9,7 @@
 
 enum {
     CST_SEG_INLINE = 16 * 1024,    /* smaller records are sealed and opened on the loop thread */
+    CST_SEG_HEADS_MAX = 4,         /* writes of heads of a namespace at a time */
     CST_SEG_RUN_MAX = 1024 * 1024, /* heads that are written together */
     CST_SEG_SPARES = 2,            /* free segments to keep: the reserve for moves */
     CST_SEG_MOVES_MAX = 4,         /* at a time */
@@ -73,7 +74,7 @@ struct cst_seg_ns {
     struct cst_list writes;   /* in the order in which they come to exist */
     struct cst_seg_segment *open;
     bool has_key;
-    uint32_t n_heading; /* the first so many writes: their heads are being written */
+    uint32_t n_heading; /* writes of heads under way */
     uint8_t key[CST_DISK_KEY];
     uint32_t n_segments;
     uint64_t records, chunks; /* live */
@@ -105,7 +106,13 @@ struct cst_seg_part {
     void *heap; /* not of the ring: owned */
 };
 
-enum cst_write_state { CST_WRITE_SEALING, CST_WRITE_PAYLOAD, CST_WRITE_READY, CST_WRITE_HEAD };
+enum cst_write_state {
+    CST_WRITE_SEALING,
+    CST_WRITE_PAYLOAD,
+    CST_WRITE_READY,
+    CST_WRITE_HEAD,
+    CST_WRITE_DONE, /* the head is on disk: it exists when all before it do */
+};
 
 /* A record on its way (or the header of a segment that is begun: slot UINT32_MAX). */
 struct cst_seg_write {
@@ -119,6 +126,7 @@ struct cst_seg_write {
     struct cst_job job;
     struct cst_aio_op op;
     uint32_t slot, chunk, n_chunks, head_chunks;
+    uint32_t n_run; /* writes whose heads go with this one's, itself too */
     uint32_t payload_crc;
     uint8_t key[32];
     void *owner;
@@ -249,8 +257,8 @@ bool cst_seg_crc_is(const void *p, size_t n);
 int cst_segment_begin(struct cst_seg_ns *ns);
 /* No more stores; closed when its writes have ended. */
 void cst_segment_finish(struct cst_seg_segment *s);
-/* A write failed: everything under way in it fails, what exists stays. */
-void cst_segment_fail(struct cst_seg_segment *s, int status);
+/* A write failed: so do all behind it in the segment, which takes no more. What exists stays. */
+void cst_segment_fail(struct cst_seg_write *from, int status);
 /* Something under way has ended: closes it, frees it, goes on with its eviction. */
 void cst_segment_settle(struct cst_seg_segment *s);
 /* No content any more: owners have been told. */

@@ -31,7 +31,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SMALL_MAX = 64 << 20, FILES_MAX = CST_AIO_FILES_MAX - 16 };
+enum { LOCK_MS = 3000, FILES_MAX = CST_AIO_FILES_MAX - 16 };
 #define DEFAULT_SEGMENT (UINT64_C(64) << 20)
 
 uint64_t cst_seg_unix(const struct cst_seg *seg) {
@@ -290,6 +290,19 @@ static int super_read(struct cst_seg *seg, const struct listing *l, char *messag
     return 0;
 }
 
+/* The kernel may take a moment to end the I/O of a daemon that was killed, and only then drops its
+ * locks: they are waited for. */
+static int lock(struct cst_seg *seg, struct cst_aio_file *file) {
+    static const struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };
+    uint32_t ms = seg->options.lock_ms ? seg->options.lock_ms : LOCK_MS;
+    int r;
+
+    for (uint32_t waited = 0; (r = cst_aio_lock(file)) == CST_AIO_E_LOCKED && waited < ms;
+         waited += 10)
+        (void)nanosleep(&pause, NULL);
+    return r;
+}
+
 static int super_open(struct cst_seg *seg, char *message, size_t cap) {
     int r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME, CST_AIO_CREATE | CST_AIO_BUFFERED,
                          &seg->super);
@@ -304,7 +317,7 @@ static int super_open(struct cst_seg *seg, char *message, size_t cap) {
         return refuse(message, cap, "the disk tier's file system is full: make room on it");
     if (r)
         return cst_fold(r);
-    r = cst_aio_lock(seg->super);
+    r = lock(seg, seg->super);
     if (r == CST_AIO_E_LOCKED)
         return refuse(
             message, cap,
@@ -328,7 +341,7 @@ static int segment_open(struct cst_seg *seg, uint32_t id, char *message, size_t 
         cst_seg_note(seg, "the disk tier can't use its file %s: it is left alone", name);
         return 0;
     }
-    r = cst_aio_lock(s->file); /* writes of a daemon that was killed may still be under way */
+    r = lock(seg, s->file);
     if (r == CST_AIO_E_LOCKED)
         return refuse(message, cap,
                       "another process holds the disk tier's file %s: wait for its end, or stop it",

@@ -436,7 +436,8 @@ int cst_segment_begin(struct cst_seg_ns *ns) {
     return r;
 }
 
-void cst_segment_fail(struct cst_seg_segment *s, int status) {
+void cst_segment_fail(struct cst_seg_write *from, int status) {
+    struct cst_seg_segment *s = from->segment;
     struct cst_list *it;
 
     s->retired = true;
@@ -445,7 +446,7 @@ void cst_segment_fail(struct cst_seg_segment *s, int status) {
         s->state = CST_SEG_CLOSING;
         s->ns->open = NULL;
     }
-    for (it = s->ns->writes.next; it != &s->ns->writes; it = it->next) {
+    for (it = &from->link; it != &s->ns->writes; it = it->next) {
         struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
 
         if (w->segment == s && !w->failed) {

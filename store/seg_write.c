@@ -5,14 +5,14 @@
  *   sealing (a job, small ones at once) -> payload (what follows the head's chunks is written)
  *     -> ready (waits for its turn) -> head (its first chunks are written) -> the record exists
  *
- * Invariants: 1. a head is written when the payload's write has ended well; 2. heads of a namespace
- * are written in the order of stores, and one write of heads at a time: after a kill there is no
- * gap before a record that exists; heads that lie side by side, of records that are nothing but a
- * head, go in one write; 3. a record that came to nothing before its head was written leaves a void
- * in its place;
- * 4. when a write fails, all records behind it in the segment fail, too; 5. a user is told once,
- * never from within its call. Loop thread, but for the job, which touches the write's buffer, its
- * seal and the user's payload.
+ * Invariants: 1. a head is written when the payload's write has ended well; 2. writes of heads of a
+ * namespace begin in the order of stores, a few at a time, and a record exists when its head and
+ * all before it are on disk: after a kill there is no gap before a record that a user was told of;
+ * heads that lie side by side, of records that are nothing but a head, go in one write; 3. a record
+ * that came to nothing before its head was written leaves a void in its place; 4. when a write
+ * fails, all records behind it in the segment fail, too; 5. a user is told once, never from within
+ * its call. Loop thread, but for the job, which touches the write's buffer, its seal and the user's
+ * payload.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -75,7 +75,7 @@ static void make_void(struct cst_seg_write *w) {
     w->head_chunks = 1;
     w->owner = NULL;
     if (seal_meta(w))
-        cst_segment_fail(w->segment, -EIO);
+        cst_segment_fail(w, -EIO);
 }
 
 static void payload_written(struct cst_aio_op *op, int res) {
@@ -85,7 +85,7 @@ static void payload_written(struct cst_aio_op *op, int res) {
     w->busy = false;
     w->state = CST_WRITE_READY;
     if (res)
-        cst_segment_fail(w->segment, res);
+        cst_segment_fail(w, res);
     cst_seg_pump(ns);
 }
 
@@ -186,32 +186,42 @@ static void publish(struct cst_seg_write *w) {
     s->seg->changed |= w->owner != NULL;
 }
 
-static void heads_written(struct cst_aio_op *op, int res) {
-    struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
-    struct cst_seg_segment *s = w->segment;
-    struct cst_seg_ns *ns = s->ns;
-    uint32_t n = ns->n_heading;
-    struct cst_list told = CST_LIST_INIT(told), *it, *tmp;
+/* What has come to exist: the first writes, as far as their heads are on disk. */
+static void publish_all(struct cst_seg_ns *ns) {
+    struct cst_list told = CST_LIST_INIT(told), *it;
 
-    ns->n_heading = 0;
-    if (res)
-        cst_segment_fail(s, res);
-    for (it = ns->writes.next; n; n--, it = tmp) {
-        tmp = it->next;
-        w = cst_list_entry(it, struct cst_seg_write, link);
-        w->busy = false;
-        if (w->failed)
-            continue;
+    while ((it = cst_list_first(&ns->writes))) {
+        struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
+
+        if (w->state != CST_WRITE_DONE || w->failed)
+            break;
         publish(w);
         cst_list_unlink(it);
         cst_list_append(&told, it);
     }
     while ((it = cst_list_first(&told))) {
-        w = cst_list_entry(it, struct cst_seg_write, link);
+        struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
+
         tell(w, w->status);
     }
+}
+
+static void heads_written(struct cst_aio_op *op, int res) {
+    struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
+    struct cst_seg *seg = w->segment->seg;
+    struct cst_seg_ns *ns = w->segment->ns;
+    struct cst_list *it = &w->link;
+
+    ns->n_heading--;
+    if (res)
+        cst_segment_fail(w, res);
+    for (uint32_t n = w->n_run; n; n--, it = it->next) {
+        w = cst_list_entry(it, struct cst_seg_write, link);
+        w->busy = false;
+        w->state = CST_WRITE_DONE;
+    }
     cst_seg_pump(ns);
-    cst_seg_room(s->seg);
+    cst_seg_room(seg);
 }
 
 /* ---- heads, in order ---- */
@@ -223,8 +233,7 @@ static bool is_adjacent(const struct cst_seg_write *w, const struct cst_seg_writ
            next->part.data == w->part.data + cst_chunk_offset(w->n_chunks);
 }
 
-static void write_heads(struct cst_seg_ns *ns) {
-    struct cst_seg_write *first = cst_list_entry(ns->writes.next, struct cst_seg_write, link);
+static void write_heads(struct cst_seg_ns *ns, struct cst_seg_write *first) {
     struct cst_seg_write *w = first;
     uint64_t bytes = 0;
 
@@ -233,30 +242,46 @@ static void write_heads(struct cst_seg_ns *ns) {
 
         w->busy = true;
         w->state = CST_WRITE_HEAD;
-        ns->n_heading++;
+        first->n_run++;
         bytes += cst_chunk_offset(w->head_chunks);
         if (w->link.next == &ns->writes || bytes >= CST_SEG_RUN_MAX || !is_adjacent(w, next))
             break;
         w = next;
     }
+    ns->n_heading++;
     write_op(first, heads_written, 0, bytes);
 }
 
-void cst_seg_pump(struct cst_seg_ns *ns) {
+/* The next head whose turn it is: all before it are being written. */
+static struct cst_seg_write *next_head(struct cst_seg_ns *ns) {
     struct cst_list *it;
 
-    while (!ns->n_heading && (it = cst_list_first(&ns->writes))) {
+    for (it = ns->writes.next; it != &ns->writes; it = it->next) {
         struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
 
-        if (w->busy)
-            break;
-        if (w->failed)
+        if (w->failed || w->state < CST_WRITE_READY)
+            return NULL;
+        if (w->state == CST_WRITE_READY)
+            return w;
+    }
+    return NULL;
+}
+
+void cst_seg_pump(struct cst_seg_ns *ns) {
+    struct cst_seg_write *w;
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&ns->writes))) {
+        w = cst_list_entry(it, struct cst_seg_write, link);
+        if (w->failed && !w->busy)
             tell(w, w->status);
-        else if (w->state == CST_WRITE_READY)
-            write_heads(ns);
+        else if (w->state == CST_WRITE_DONE && !w->failed)
+            publish_all(ns);
         else
             break;
     }
+    while (ns->n_heading < CST_SEG_HEADS_MAX && (w = next_head(ns)))
+        write_heads(ns, w);
     cst_seg_evict_go(ns->seg); /* a move may wait for memory */
 }
 

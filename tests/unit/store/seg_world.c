@@ -151,6 +151,7 @@ struct seg_world *seg_world_new(uint64_t seed, enum cst_seg_crypt crypt) {
         .segment_bytes = 256 << 10,
         .buffer_bytes = 512 << 10,
         .errors_max = 1000,
+        .lock_ms = 1,
         .crypt = crypt,
         .runtime = runtime_none,
     };
