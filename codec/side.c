@@ -464,6 +464,7 @@ int cst_side_parse(struct cst_side *out, const void *bytes, size_t len,
         .tensor = r.tensor,
         .bytes = bytes,
         .len = len,
+        .memory_used = r.at,
     };
     cst_sha256(bytes, len, out->hash);
     out->check = cst_load32(out->hash);

@@ -72,7 +72,7 @@ struct cst_side {
     uint32_t n_layers;
     const struct cst_side_tensor *tensor; /* [2 * n_layers]: K, V of layer 0, K of layer 1, ... */
     const uint8_t *bytes;                 /* the caller's */
-    size_t len;
+    size_t len, memory_used;              /* of the bytes; of the caller's memory */
 };
 
 static inline bool cst_side_is(const struct cst_side *side, uint32_t version, uint32_t check) {

@@ -13,7 +13,7 @@
 #include <stddef.h>
 
 static const struct klass {
-    float bound, step;
+    float bound, step; /* of deep */
     struct cst_encode_params rungs[4];
     uint32_t n;
 } classes[CST_CLASSES] = {
@@ -21,12 +21,12 @@ static const struct klass {
     { .preset = CST_PRESET_TURBOQUANT, .bits_k = (b), .bits_v = (b) }
 #define INT8                                                                                       \
     { .preset = CST_PRESET_INT8 }
-    [CST_CLASS_NEAR_LOSSLESS] = { .05F, .12F, { TURBOQUANT(6), TURBOQUANT(7), INT8 }, 3 },
+    [CST_CLASS_NEAR_LOSSLESS] = { .05F, .1F, { TURBOQUANT(6), TURBOQUANT(7), INT8 }, 3 },
     [CST_CLASS_SMALL_LOSS] = { .15F,
                                .4F,
                                { TURBOQUANT(4), TURBOQUANT(5), TURBOQUANT(6), INT8 },
                                4 },
-    [CST_CLASS_COLD] = { .30F, .7F, { TURBOQUANT(3), TURBOQUANT(4), TURBOQUANT(5), INT8 }, 4 },
+    [CST_CLASS_COLD] = { .30F, .62F, { TURBOQUANT(3), TURBOQUANT(4), TURBOQUANT(5), INT8 }, 4 },
 #undef TURBOQUANT
 #undef INT8
 };
@@ -48,17 +48,24 @@ static void add(struct cst_choices *out, const struct cst_encode_params *params,
     p->side = side;
 }
 
-/* Learned tables make the smallest frames; without predictions of other layers they are a little
- * larger and less wrong. */
+/* Learned tables make the smallest frames. With predictions of other layers errors differ more
+ * between tensors, so the step is a little smaller; bases alone are the safer choice. */
 static void add_learned(struct cst_choices *out, const struct klass *k,
                         const struct cst_side *side) {
-    struct cst_encode_params p = { .preset = CST_PRESET_DEEP, .step = k->step };
+    static const struct {
+        uint32_t preset;
+        float step;
+    } rungs[] = { { CST_PRESET_DEEP, 1 },
+                  { CST_PRESET_DEEP, .8F },
+                  { CST_PRESET_KLT, 1.15F },
+                  { CST_PRESET_KLT, .8F } };
 
-    add(out, &p, k->bound, side);
-    p.preset = CST_PRESET_KLT;
-    add(out, &p, k->bound, side);
-    p.step *= .7F;
-    add(out, &p, k->bound, side);
+    for (size_t i = 0; i < CST_COUNT(rungs); i++) {
+        const struct cst_encode_params p = { .preset = rungs[i].preset,
+                                             .step = rungs[i].step * k->step };
+
+        add(out, &p, k->bound, side);
+    }
 }
 
 void cst_choices(struct cst_choices *out, enum cst_class klass,

@@ -7,7 +7,7 @@
 #include "base/layout.h"
 #include "codec/codec.h"
 
-enum { CST_CHOICES_MAX = 10 };
+enum { CST_CHOICES_MAX = 12 };
 
 struct cst_choices {
     uint32_t n;
@@ -17,7 +17,7 @@ struct cst_choices {
 /* The bound of a class, as in struct cst_encode_params; 0: exact. */
 float cst_class_bound(enum cst_class klass);
 
-/* The step of the presets with side data, as in struct cst_encode_params. */
+/* The step of preset deep, as in struct cst_encode_params: what side data are learned for. */
 float cst_class_step(enum cst_class klass);
 
 /* wanted: NULL for the best one that the class is safe with. side: what is known of the space, or

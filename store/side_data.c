@@ -42,7 +42,7 @@ struct cst_side_data *cst_side_find(const struct cst_space *space, uint32_t vers
 /* ---- life ---- */
 
 static uint64_t bytes_of(const struct cst_side_data *side) {
-    return sizeof(*side) + side->cap + cst_side_memory(side->space->desc) + ALIGN;
+    return sizeof(*side) + side->cap + side->memory_cap;
 }
 
 static void count(struct cst_side_data *side, uint64_t bytes) {
@@ -113,6 +113,7 @@ int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap
     side->space = space;
     side->cap = cap;
     side->bytes = cst_malloc(cap);
+    side->memory_cap = memory;
     side->memory = cst_malloc(memory);
     count(side, bytes_of(side));
     if (!side->bytes || !side->memory) {
@@ -123,16 +124,36 @@ int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap
     return 0;
 }
 
-int cst_side_fill(struct cst_side_data *side, size_t len) {
-    const struct cst_descriptor *desc = side->space->desc;
+static int parse(struct cst_side_data *side, size_t len) {
     uint8_t *memory = side->memory + (-(uintptr_t)side->memory & (ALIGN - 1));
+
+    return cst_side_parse(&side->side, side->bytes, len, side->space->desc, memory,
+                          side->memory_cap - ALIGN);
+}
+
+/* Room was made for the largest that there can be: most take a fraction of it. */
+static int shrink(struct cst_side_data *side) {
+    size_t less = side->side.memory_used + ALIGN;
+    uint8_t *memory = less < side->memory_cap ? cst_malloc(less) : NULL;
+
+    if (!memory)
+        return 0;
+    (void)cst_free(side->memory);
+    side->memory = memory;
+    side->memory_cap = less;
+    return parse(side, side->side.len);
+}
+
+int cst_side_fill(struct cst_side_data *side, size_t len) {
     uint8_t *less = len < side->cap ? cst_realloc(side->bytes, len) : NULL;
+    int r;
 
     if (less) {
         side->bytes = less;
         side->cap = len;
     }
-    return cst_side_parse(&side->side, side->bytes, len, desc, memory, cst_side_memory(desc));
+    r = parse(side, len);
+    return r ? r : shrink(side);
 }
 
 int cst_side_publish(struct cst_side_data *side, uint32_t *version) {

@@ -22,7 +22,8 @@ struct cst_side_data {
     struct cst_side side;
     uint8_t *bytes; /* owned, `cap` of them */
     size_t cap;
-    uint8_t *memory; /* owned: what is parsed */
+    uint8_t *memory; /* owned: what is parsed, in so many bytes */
+    size_t memory_cap;
     uint64_t counted;
 };
 

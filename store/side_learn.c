@@ -33,7 +33,7 @@
 
 enum {
     ALIGN = 64,
-    TOKENS_FEW = 1024,     /* no version is learned from less */
+    TOKENS_FEW = 512,      /* no version is learned from less */
     BLOCKS_SCANNED = 4096, /* in one look */
     DRIFT_FIRST = 16,      /* frames that say how a version does when it is new */
     DRIFT_LEAST = 64,      /* frames before it is judged */
@@ -252,12 +252,12 @@ static int begin(struct cst_learning **out, struct cst_space *space, uint32_t to
     return r;
 }
 
-/* As many of them as can be learned from with a quarter of the memory; 0: not even a few. */
+/* As many of them as can be learned from with half of the memory; 0: not even a few. */
 static uint32_t affordable(const struct cst_space *space, uint32_t tokens) {
     uint64_t made = cst_learn_bound(space->desc) + cst_side_memory(space->desc);
 
     while (tokens >= CST_LEARN_TOKENS_MIN &&
-           made + cst_learn_work_size(space->desc, tokens) > space->store->options.memory / 4)
+           made + cst_learn_work_size(space->desc, tokens) > space->store->options.memory / 2)
         tokens /= 2;
     return tokens < CST_LEARN_TOKENS_MIN ? 0 : tokens;
 }
