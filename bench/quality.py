@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What presets cost a real model: scripts/bench quality.
 
-usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks] [--daemon]
+usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks] [--learn N] [--daemon]
 
 Five documents of five kinds, 2,048 tokens each, are computed exactly, go through a preset and come
 back; the next 256 tokens are then scored against the exact cache. quality.NAME.X, NAME being a
@@ -82,9 +82,8 @@ def families(steps):
                             for r in ("3", "4")],
         "klt": [stepped("klt", "klt", c, ["--no-predictors"])
                 for c in (".1", ".2", ".3", ".4", ".6")],
-        "deep": [stepped("deep", "deep", c, ["--step", c])
-                 for c in (".12", ".2", ".4", ".7", "1.0")],
-        "deep_steps": [stepped("deep", "deep_steps", c, ["--step", c, "--steps", str(steps)])
+        "deep": [stepped("deep", "deep", c, []) for c in (".12", ".2", ".4", ".7", "1.0")],
+        "deep_steps": [stepped("deep", "deep_steps", c, ["--steps", str(steps)])
                        for c in (".12", ".2", ".4", ".7", "1.0", "1.3")],
     }
     points = {point.name: point for family in out.values() for point in family}
@@ -137,8 +136,9 @@ def report_point(report, point, figures):
         detail = {}
         if figure == "ratio":
             detail = {k: round(figures[k], 4) for k in ("e_k", "e_v", "error", "side_bytes")}
+            detail["documents"] = dict(zip(figures["documents"], figures["ratio_each"]))
         elif figure == "kl":
-            detail = {"documents": figures["kl_each"]}
+            detail = {"documents": dict(zip(figures["documents"], figures["kl_each"]))}
         elif f"{figure}_p" in figures:
             detail = {"probability": round(figures[f"{figure}_p"], 3)}
         report.figure(f"quality.{point.name}.{figure}", figures[figure], unit,
@@ -189,12 +189,14 @@ def main():
     args.add_argument("--json", action="store_true")
     args.add_argument("--only", default="", help="presets or families")
     args.add_argument("--no-tasks", action="store_true", help="leave out needle and sums")
+    args.add_argument("--learn", type=int, default=1024, metavar="N",
+                      help="learn from the first N tokens of each text (at most 1024)")
     args.add_argument("--daemon", action="store_true", help="measure classes through the daemon")
     args.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
     args = args.parse_args()
-    bench = Bench(args.engine, args.cache, args.tool)
+    bench = Bench(args.engine, args.cache, args.tool, args.learn)
     if args.daemon:
         import quality_daemon
         quality_daemon.measure(bench, Report(args.json), args.tool.parent.parent)

@@ -88,8 +88,8 @@ def load(folder, shape):
 class Bench:
     """Documents, tasks, and the model that scores them."""
 
-    def __init__(self, engine, cache, tool):
-        self.tool = tool
+    def __init__(self, engine, cache, tool, learn_tokens):
+        self.tool, self.learn_tokens = tool, str(learn_tokens)
         cache.mkdir(parents=True, exist_ok=True)
         model_path = cache / f"{engine.name}-f32.gguf"
         if not model_path.exists():
@@ -199,6 +199,7 @@ class Bench:
 
     def side_data(self, arguments, domain):
         """A file of what was learned on texts of other domains; learned once per build."""
+        arguments = ["--tokens", self.learn_tokens, *arguments]
         key = hashlib.sha256(self.tool.read_bytes() + " ".join(arguments).encode()).hexdigest()[:16]
         path = self.cache / f"side-{key}-{domain}"
         if not path.exists():
@@ -240,6 +241,8 @@ class Bench:
                 figures |= self.score_tasks(out)
         sizes = [sum(r[key] for r in results) for key in ("bytes_16bit", "bytes")]
         figures |= {"ratio": sizes[0] / sizes[1], "side_bytes": side_bytes,
+                    "documents": [self.documents.shape(name)["domain"] for name in self.names],
+                    "ratio_each": [round(r["bytes_16bit"] / r["bytes"], 3) for r in results],
                     "error": max(r["error"] for r in results)}
         for part in "kv":
             nmse = [r[f"nmse_{part}"] for r in results]
