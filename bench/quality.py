@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What presets cost a real model: scripts/bench quality.
 
-usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks] [--learn N] [--daemon]
+usage: scripts/bench quality [--json] [--only NAME[,NAME...]] [--no-tasks] [--learn N]
+                             [--daemon] [--claims]
 
 Five documents of five kinds, 2,048 tokens each, are computed exactly, go through a preset and come
 back; the next 256 tokens are then scored against the exact cache. quality.NAME.X, NAME being a
@@ -15,7 +16,7 @@ preset, with its parameter where that isn't the default one:
   FAMILY.ratio_at_kl_LIMIT   the ratio where KL crosses a limit, interpolated between points
 
 With --daemon the documents go through a daemon of our own instead, in each lossy class:
-quality.daemon.CLASS.X.
+quality.daemon.CLASS.X. With --claims, figures behind what docs/codecs.md says of two papers.
 
 The first run computes the exact states (2 minutes) and keeps them in the cache folder (2 GB).
 """
@@ -192,6 +193,7 @@ def main():
     args.add_argument("--learn", type=int, default=1024, metavar="N",
                       help="learn from the first N tokens of each text (at most 1024)")
     args.add_argument("--daemon", action="store_true", help="measure classes through the daemon")
+    args.add_argument("--claims", action="store_true", help="what papers claim")
     args.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)
     args.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
@@ -200,6 +202,10 @@ def main():
     if args.daemon:
         import quality_daemon
         quality_daemon.measure(bench, Report(args.json), args.tool.parent.parent)
+        return
+    if args.claims:
+        import quality_claims
+        quality_claims.measure(bench, Report(args.json))
         return
     run(bench, Report(args.json), set(filter(None, args.only.split(","))), not args.no_tasks)
 

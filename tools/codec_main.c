@@ -44,7 +44,9 @@ static const char usage_tail[] =
     "  --ratio R          jolt, flashjolt, jolt_plus: what frames should reach (default 3)\n"
     "  --layers N         the same: layers that share a decomposition (default 1)\n"
     "  --step C           klt, deep: quantizer step over the deviation (default .4)\n"
-    "  --keys KIND        rotated: as an engine stores them (default); plain: before the rotation\n"
+    "  --keys KIND        rotated: as an engine stores them (default); plain: before the "
+    "rotation;\n"
+    "                     opaque: rotated ones that presets are not to turn back\n"
     "  --side FILE        side data that presets may use\n"
     "  --out PATH         compare: write the decoded tensors there; learn: the side data\n"
     "  --tokens N         learn: take at most N tokens of each text\n"
@@ -86,8 +88,15 @@ static bool parse_real(const char *text, float min, float max, float *out) {
 }
 
 static bool parse_keys(const char *text, enum cst_keys *out) {
-    *out = !strcmp(text, "plain") ? CST_KEYS_PLAIN : CST_KEYS_ROTATED;
-    return *out == CST_KEYS_PLAIN || !strcmp(text, "rotated");
+    static const char *const names[] = { "rotated", "plain", "opaque" };
+
+    for (unsigned i = 0; i < CST_COUNT(names); i++) {
+        if (!strcmp(text, names[i])) {
+            *out = (enum cst_keys)i;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Other options may stand before this one: what they set stays. */

@@ -225,9 +225,12 @@ int cst_tensor_file_read(struct cst_tensor_file *out, const char *folder, const 
         return r;
     if (keys != CST_KEYS_PLAIN && cst_json_get_string(json, "files.kpost.file", k, sizeof(k)))
         out->layer.k_rotated = out->layer.rope != CST_ROPE_NONE;
-    else if (keys == CST_KEYS_ROTATED ||
-             !cst_json_get_string(json, "files.kpre.file", k, sizeof(k)))
+    else if (keys != CST_KEYS_PLAIN || !cst_json_get_string(json, "files.kpre.file", k, sizeof(k)))
         return complain(-ENOENT, name, "has no such keys");
+    else
+        out->plain_keys = true;
+    if (keys == CST_KEYS_OPAQUE)
+        out->layer.rope = CST_ROPE_NONE, out->layer.k_rotated = 0;
     if (!cst_json_get_string(json, "files.v.file", v, sizeof(v)))
         return complain(-ENOENT, name, "has no values");
     r = read_part(out, folder, k, 0);
@@ -238,7 +241,7 @@ int cst_tensor_file_read_frames(struct cst_tensor_file *out, const char *folder,
                                 uint32_t *block_tokens) {
     cst_auto(cst_freep) uint8_t *text = NULL;
     struct cst_json_text json = { 0 };
-    uint32_t rotated = 0;
+    uint32_t rotated = 0, plain = 0;
     int r = read_shape(out, folder, name, &json, &text);
 
     if (r)
@@ -247,7 +250,9 @@ int cst_tensor_file_read_frames(struct cst_tensor_file *out, const char *folder,
         *block_tokens < CST_BLOCK_TOKENS_MIN || *block_tokens > CST_BLOCK_TOKENS_MAX)
         return complain(-EINVAL, name, "doesn't say how many tokens a block has");
     (void)cst_json_get_count(json, "keys_rotated", &rotated);
+    (void)cst_json_get_count(json, "keys_plain", &plain);
     out->layer.k_rotated = rotated == 1;
+    out->plain_keys = plain == 1;
     for (int part = 0; part < 2; part++) {
         out->part[part] = cst_calloc(1, part_size(out));
         if (!out->part[part])
@@ -264,7 +269,7 @@ void cst_tensor_file_deinit(struct cst_tensor_file *t) {
 /* ---- writing ---- */
 
 static const char *suffix_of(const struct cst_tensor_file *t, int part) {
-    return part_suffix[!t->layer.k_rotated][part];
+    return part_suffix[t->plain_keys][part];
 }
 
 static void put_files(FILE *f, const struct cst_tensor_file *t, const char *dtype) {
@@ -294,12 +299,12 @@ int cst_tensor_file_write_shape(const struct cst_tensor_file *t, const char *fol
                   "{\n \"name\": \"%s\",\n \"layers\": %u,\n \"tokens\": %u,\n \"kv_heads\": %u,\n"
                   " \"head_dim\": %u,\n \"dtype\": \"%s little-endian\",\n"
                   " \"layout\": \"[layer][token][kv_head][dim], dim fastest\",\n"
-                  " \"keys_rotated\": %u,\n"
+                  " \"keys_rotated\": %u,\n \"keys_plain\": %u,\n"
                   " \"rope\": { \"kind\": \"%s\", \"base\": %.9g, \"dims\": %u,"
                   " \"first_position\": %u }",
                   t->name, t->layers, t->tokens, t->heads, t->dims, dtype_name(t),
-                  t->layer.k_rotated, kinds[t->layer.rope], (double)t->layer.rope_theta,
-                  t->layer.rope_dims, t->first_position);
+                  t->layer.k_rotated, t->plain_keys, kinds[t->layer.rope],
+                  (double)t->layer.rope_theta, t->layer.rope_dims, t->first_position);
     if (block_tokens)
         (void)fprintf(f, ",\n \"block_tokens\": %u,\n \"frames\": \"%s.frames\"", block_tokens,
                       t->name);

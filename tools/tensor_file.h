@@ -24,13 +24,18 @@ enum { CST_TENSOR_NAME_MAX = 128 };
 struct cst_tensor_file {
     char name[CST_TENSOR_NAME_MAX];
     uint32_t layers, tokens, heads, dims, first_position;
-    uint8_t dtype; /* enum cst_dtype */
+    uint8_t dtype;   /* enum cst_dtype */
+    bool plain_keys; /* the file's name is kpre */
     struct cst_layer layer;
     uint8_t *part[2]; /* K, V; owned */
 };
 #define CST_TENSOR_FILE_NULL ((struct cst_tensor_file){ 0 })
 
-enum cst_keys { CST_KEYS_ROTATED, CST_KEYS_PLAIN, CST_KEYS_ANY /* rotated if both are there */ };
+enum cst_keys {
+    CST_KEYS_ROTATED,
+    CST_KEYS_PLAIN,
+    CST_KEYS_OPAQUE, /* rotated, and nothing is said about the rotation */
+};
 
 int cst_tensor_file_read(struct cst_tensor_file *out, const char *folder, const char *name,
                          enum cst_keys keys);
