@@ -300,11 +300,14 @@ static bool quantize(const struct state *state, const struct tensor *t,
 static void set_classes(const struct state *state, const struct tensor *t, float step) {
     static const double quarter[4] = { 0x1.d5818dcfba487p-1, 0x1.172b83c7d517bp+0,
                                        0x1.4bfdad5362a27p+0, 0x1.8ace5422aa0dbp+0 };
-    double edge[CST_RANS_CLASSES + 1];
+    double edge[CST_RANS_CLASSES + 3], octave = (double)step * 0x1p-6;
     unsigned k = 0;
 
-    for (unsigned i = 0; i <= CST_RANS_CLASSES; i++)
-        edge[i] = ldexp(quarter[i % 4], (int)(i / 4) - 6) * (double)step;
+    _Static_assert(CST_RANS_CLASSES % 4 == 1, "whole octaves below");
+    for (unsigned i = 0; i < CST_RANS_CLASSES; octave *= 2) {
+        for (unsigned j = 0; j < 4; j++)
+            edge[i++] = quarter[j] * octave;
+    }
     for (uint32_t c = 0; c < t->channels; c++) {
         double sigma = (double)t->basis->sigma[c];
 
@@ -487,6 +490,11 @@ static void store(uint8_t *seg, const struct cst_stage_segment *s, const struct 
     }
 }
 
+/* What isn't predicted from may hold anything. */
+static bool is_sound(const float *x, const struct tensor *t, const struct cst_codec_work *w) {
+    return w->ops->largest(x, (size_t)t->tokens * t->channels) <= cst_f32_bits(MAGNITUDE_MAX);
+}
+
 bool cst_klt_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src, size_t len,
                     const struct cst_codec_work *w) {
     struct state *state = state_of(w);
@@ -509,7 +517,7 @@ bool cst_klt_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8
     start_rows(x, &t);
     predict(x, &t, s, 1, w);
     turn_out(x, state->z, &t);
-    state->sound = w->ops->largest(x, (size_t)t.tokens * t.channels) <= cst_f32_bits(MAGNITUDE_MAX);
+    state->sound = !state->deep || is_sound(x, &t, w);
     if (seg && state->sound) {
         store(seg, s, &t, x, w);
         cst_stage_restore_sinks(seg, src + sizeof(head), s);
