@@ -6,7 +6,7 @@
  * new version of the format.
  */
 #include "tests/lib/check.h"
-#include "tests/unit/codec/codec_case.h"
+#include "tests/unit/codec/side_case.h"
 
 #include "codec/format.h"
 #include "codec/preset.h"
@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum content { MODEL, RANDOM, ZERO, WAVES };
+enum content { MODEL, RANDOM, ZERO, WAVES, SIDE };
 
 struct good {
     const char *name;
@@ -30,6 +30,7 @@ struct good {
     enum content content;
     const struct cst_layer *rope; /* how the keys of all layers are rotated, or NULL */
     bool old;                     /* of an encoder before this one's: kept, only decoded */
+    uint32_t learned; /* blocks that the side data beside the frame were learned from; 0: none */
 };
 
 #define BF16_ROWS                                                                                  \
@@ -55,6 +56,10 @@ static const struct cst_layer llama3 = { .rope = CST_ROPE_NORM,
                                          .rope_scaling = CST_SCALING_LLAMA3,
                                          .scaling = { 8, 1, 4 },
                                          .scaling_original_context = 8192 };
+
+static const struct cst_layer narrow = { .rope = CST_ROPE_NEOX,
+                                         .rope_dims = 8,
+                                         .rope_theta = 1e4f };
 
 static const struct good goods[] = {
     { "raw", { CASE_ROWS, CST_DTYPE_BF16, 16, 2, 1, 8, 3 }, { CST_PRESET_RAW, 16, 64, 0 }, MODEL },
@@ -140,6 +145,23 @@ static const struct good goods[] = {
       { .preset = CST_PRESET_JOLT_PLUS, .tokens = 61, .first_position = 300, .bound = 1 },
       WAVES,
       &yarn },
+    { "klt-bf16-neox",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 2, 2, 12, 0 },
+      { .preset = CST_PRESET_KLT, .tokens = 64, .first_position = 64, .bound = 1 },
+      SIDE,
+      &narrow,
+      .learned = 14 },
+    { "klt-f16-groups",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 16, 1, 3, 96, 2 },
+      { .preset = CST_PRESET_KLT, .tokens = 13, .bound = 1, .step = 0.2f },
+      SIDE,
+      .learned = 20 },
+    { "deep-bf16-sinks",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 2, 2, 12, 0 },
+      { .preset = CST_PRESET_DEEP, .tokens = 45, .first_position = 2, .bound = 1 },
+      SIDE,
+      &narrow,
+      .learned = 14 },
 };
 
 /* A bad frame is one of the good ones, lossless-bf16 if `of` is NULL, with bytes set from `at` on,
@@ -159,6 +181,7 @@ enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
 #define EXPONENTS "exponents-bf16"
 #define TURBOQUANT "turboquant-bf16-llama3"
 #define JOLT "jolt-bf16"
+#define DEEP "deep-bf16-sinks"
 
 static const struct bad bads[] = {
     { "bad-magic", CST_CODEC_E_CORRUPT, 0, 'X', 0, true },
@@ -196,11 +219,18 @@ static const struct bad bads[] = {
     { "bad-tucker-rank", CST_CODEC_E_CORRUPT, STREAMS + 9, 1, 0, true, JOLT },
     { "bad-tucker-scale", CST_CODEC_E_CORRUPT, STREAMS + 15, 0x7f, 0, true, JOLT },
     { "bad-tucker-sum", CST_CODEC_E_CORRUPT, STREAMS + 40, 0xaa, 0, false, JOLT },
+    { "bad-klt-flags", CST_CODEC_E_CORRUPT, STREAMS, 9, 0, true, DEEP },
+    { "bad-klt-predicted", CST_CODEC_E_CORRUPT, STREAMS, 5, 0, true, DEEP },
+    { "bad-klt-reserved", CST_CODEC_E_CORRUPT, STREAMS + 1, 1, 0, true, DEEP },
+    { "bad-klt-step", CST_CODEC_E_CORRUPT, STREAMS + 7, 0xff, 0, true, DEEP },
+    { "bad-klt-rope", CST_CODEC_E_CORRUPT, STREAMS + 8, 0, 0, true, DEEP },
+    { "bad-side-check", CST_CODEC_E_SIDE, 56, 0, 0, true, DEEP },
     { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
     { "bad-cut-in-header", CST_CODEC_E_CORRUPT, 0, 'C', -100000, false },
 };
 
-static const char *const results[] = { "ok", "small", "corrupt", "version", "mismatch" };
+static const char *const results[] = { "ok",       "small", "corrupt", "version",
+                                       "mismatch", "bound", "preset",  "side" };
 
 static size_t load(uint8_t *bytes, size_t cap, const char *name, const char *kind) {
     char path[PATH_MAX];
@@ -233,7 +263,30 @@ static void fill_waves(struct case_block *c, const struct good *g) {
     }
 }
 
+/* Of the case that was made last. */
+static struct side_case side;
+static bool writing;
+
+static size_t load(uint8_t *bytes, size_t cap, const char *name, const char *kind);
+
+/* Those that lie beside the frame, unless they are to be made. */
+static void take_side(struct case_block *c, const struct good *g) {
+    size_t cap = cst_learn_bound(&c->desc);
+
+    side_case_deinit(&side);
+    if (writing) {
+        side_case_learn(&side, c, g->learned, NULL);
+        return;
+    }
+    side.bytes = malloc(cap);
+    assert_non_null(side.bytes);
+    side.len = load(side.bytes, cap, g->name, "side");
+    assert_int_equal(side_case_parse(&side, &c->desc), 0);
+    c->side = &side.side;
+}
+
 static struct case_block *make(const struct good *g) {
+    struct cst_encode_params p = g->params;
     struct case_block *c = case_new(&g->shape);
 
     for (uint32_t l = 0; g->rope && l < c->desc.n_layers; l++) {
@@ -252,7 +305,12 @@ static struct case_block *make(const struct good *g) {
         case_fill_random(c, g->shape.dims);
     else if (g->content == WAVES)
         fill_waves(c, g);
-    assert_int_equal(case_encode(c, &g->params, NULL), 0);
+    if (g->content == SIDE) {
+        take_side(c, g);
+        side_case_fill(c, 1, p.tokens);
+        p.side = c->side;
+    }
+    assert_int_equal(case_encode(c, &p, NULL), 0);
     if (g->old)
         c->frame_len = load(c->frame, c->cap, g->name, "frame");
     return c;
@@ -428,7 +486,8 @@ static void describe(FILE *f, const struct case_block *c) {
     fprintf(f, "]");
 }
 
-static void entry(FILE *f, const struct case_block *c, const char *name, int result) {
+static void entry(FILE *f, const struct case_block *c, const char *name, int result,
+                  const char *learned) {
     fprintf(f, "%s\n {\"file\": \"%s.frame\", \"result\": \"%s\",\n", ftell(f) > 1 ? "," : "", name,
             results[result]);
     if (result == 0) {
@@ -440,6 +499,8 @@ static void entry(FILE *f, const struct case_block *c, const char *name, int res
             fprintf(f, "%02x", sum[i]);
         fprintf(f, "\",\n");
     }
+    if (learned)
+        fprintf(f, "  \"side\": \"%s.side\",\n", learned);
     describe(f, c);
     fprintf(f, "}");
 }
@@ -461,7 +522,9 @@ static int write_all(const char *dir) {
         save(dir, goods[i].name, "frame", c->frame, c->frame_len);
         if (goods[i].params.preset > CST_PRESET_INT8)
             save(dir, goods[i].name, "block", c->out, c->desc.block_bytes);
-        entry(f, c, goods[i].name, 0);
+        if (c->side)
+            save(dir, goods[i].name, "side", side.bytes, side.len);
+        entry(f, c, goods[i].name, 0, c->side ? goods[i].name : NULL);
         case_free(c);
     }
     for (size_t i = 0; i < CST_COUNT(bads); i++) {
@@ -469,7 +532,7 @@ static int write_all(const char *dir) {
 
         spoil(c, &bads[i]);
         save(dir, bads[i].name, "frame", c->frame, c->frame_len);
-        entry(f, c, bads[i].name, bads[i].result);
+        entry(f, c, bads[i].name, bads[i].result, c->side ? good_of(&bads[i])->name : NULL);
         case_free(c);
     }
     fprintf(f, "\n]\n");
@@ -477,7 +540,12 @@ static int write_all(const char *dir) {
 }
 
 int main(int argc, char **argv) {
+    int failed;
+
+    writing = argc == 3;
     if (argc == 3 && !strcmp(argv[1], "--write"))
         return write_all(argv[2]);
-    return cst_run_rows(goods, check_good) + cst_run_rows(bads, check_bad);
+    failed = cst_run_rows(goods, check_good) + cst_run_rows(bads, check_bad);
+    side_case_deinit(&side);
+    return failed;
 }

@@ -20,7 +20,7 @@ from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
 RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD = range(7)
-TUCKER, EXPONENTS = 8, 10
+TUCKER, KLT, EXPONENTS = 8, 9, 10
 TURBOQUANT, JOLT, DEEP = 6, 8, 12
 UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX = 1, 2, 4, 8, 16, 32
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
@@ -249,6 +249,7 @@ def levels(bits):
 
 class Coded:
     """The head of a GROUPS or LLOYD stream, and what both have in common."""
+    head = 8
 
     def __init__(self, layout, seg, tokens, first_position, data):
         need(seg["dtype"] != OPAQUE)
@@ -289,7 +290,7 @@ class Coded:
         for t, row in enumerate(self.places):
             if t < self.sinks:
                 for c, at in enumerate(row):
-                    from_ = 8 + (t * self.channels + c) * self.size
+                    from_ = self.head + (t * self.channels + c) * self.size
                     out[at:at + self.size] = self.data[from_:from_ + self.size]
                 continue
             values = rows[t - self.sinks]
@@ -506,6 +507,149 @@ def exponents(layout, seg, tokens, data):
     return bytes(out)
 
 
+class Side:
+    """Side data: (layer, tensor) -> what is known of it."""
+
+    def __init__(self, raw, layout):
+        (magic, form, self.version, size, model, n, _tokens, step) = \
+            struct.unpack_from("<4sHHIIIIf4x", raw)
+        need(magic == b"CSID" and form == 1 and size == len(raw) and self.version and step > 0)
+        need(model == self.model(layout))
+        self.check = struct.unpack("<I", hashlib.sha256(raw).digest()[:4])[0]
+        self.layout, self.tensors, at, last = layout, {}, 32 + 16 * n, -1
+        for i in range(n):
+            kind, tensor, layer, offset, length = struct.unpack_from("<BBHII4x", raw, 32 + 16 * i)
+            rank, at = (layer << 16 | tensor << 8 | kind), -(-at // 16) * 16
+            need(rank > last and offset == at and tensor < 2 and kind in (1, 2, 3))
+            last, at = rank, at + length
+            if kind < 3:
+                (self.klt if kind == 1 else self.predictor)(layer, tensor, raw[offset:at])
+        need(at == len(raw))
+
+    @staticmethod
+    def model(layout):
+        out = struct.pack("<I", len(layout["layers"]))
+        for x in layout["layers"]:
+            turned = x.get("k_rotated") and x["rope"]
+            out += struct.pack("<IIII", x["kv_heads"], x["head_dim_k"], x["head_dim_v"],
+                               rope_id(x) if turned else 0)
+        return crc32c(out)
+
+    def groups(self, key):
+        t = self.tensors[key]
+        return [(at, min(t["width"], t["channels"] - at))
+                for at in range(0, t["channels"], t["width"])]
+
+    def sources(self, layer, tensor, which):
+        """Keys of the tensors that are predicted from, K before V."""
+        k = (layer, 0) if tensor else (layer - 1, 0)
+        return [x for bit, x in ((1, k), (2, (layer - 1, 1))) if which & bit]
+
+    def klt(self, layer, tensor, raw):
+        channels, width, rms, weight = struct.unpack_from("<IIff", raw)
+        need(0 < width <= min(channels, 256) and rms > 0 and weight > 0)
+        self.tensors[layer, tensor] = t = {"channels": channels, "width": width, "sources": 0}
+        t["mean"] = struct.unpack_from(f"<{channels}f", raw, 16)
+        t["klt"], end = self.basis(layer, tensor, raw, 16 + 4 * channels)
+        need(end == len(raw))
+
+    def basis(self, layer, tensor, raw, at):
+        """-> deviations, and a matrix a group"""
+        channels, rows = self.tensors[layer, tensor]["channels"], []
+        sigma = struct.unpack_from(f"<{channels}f", raw, at)
+        at += 4 * channels
+        for _, w in self.groups((layer, tensor)):
+            rows.append(struct.unpack_from(f"<{w * w}e", raw, at))
+            at += 2 * w * w
+        return (sigma, rows), at
+
+    def predictor(self, layer, tensor, raw):
+        t = self.tensors[layer, tensor]
+        t["sources"], scale = struct.unpack_from("<B3xf", raw)
+        t["residual"], at = self.basis(layer, tensor, raw, 8)
+        t["inputs"], own = [], self.groups((layer, tensor))
+        for g, (_, w) in enumerate(own):
+            for source in self.sources(layer, tensor, t["sources"]):
+                from_ = self.groups(source)
+                first, n = from_[g * len(from_) // len(own)]
+                matrix = struct.unpack_from(f"<{n * w}e", raw, at)
+                t["inputs"].append((g, source, first, n, [x * scale for x in matrix]))
+                at += 2 * n * w
+        need(at == len(raw) and t["inputs"])
+
+
+class Klt(Coded):
+    """A KLT stream. last: (layer, tensor) -> rows, as decoded last, of what it may lean on."""
+    head = 12
+
+    def __init__(self, layout, seg, tokens, first_position, data, side, last):
+        need(seg["dtype"] != OPAQUE and len(data) >= 12 and side)
+        self.layout, self.seg, self.data = layout, seg, data
+        self.layer, self.dims = layout["layers"][seg["layer"]], head_dim(layout, seg)
+        self.places, self.size = offsets(layout, seg, tokens), SIZE[seg["dtype"]]
+        self.channels, self.first_position = len(self.places[0]), first_position
+        self.sinks = min(tokens, max(0, 4 - first_position))
+        self.coded = tokens - self.sinks
+        self.flags, reserved, self.step, rope = struct.unpack_from("<B3sfI", data)
+        turned = seg["tensor"] == 0 and self.layer.get("k_rotated") and self.layer["rope"]
+        need(self.flags < 8 and not any(reserved) and 0 < self.step <= 2 ** 60)
+        need(bool(self.flags & UNROTATED) == bool(turned))
+        need(rope == (rope_id(self.layer) if turned else 0))
+        self.side, self.last, self.key = side, last, (seg["layer"], seg["tensor"])
+        self.t = side.tensors.get(self.key)
+        need(self.t and self.t["channels"] == self.channels and self.coded)
+
+    def classes(self, sigma):
+        edges = [self.step * 2 ** ((k - 24.5) / 4) for k in range(1, 45)]
+        return [sum(s >= e for e in edges) for s in sigma]
+
+    def rows(self):
+        gains, predicted = self.flags & 2, self.flags & 4
+        need(not predicted or self.t["sources"])
+        sigma, matrices = self.t["residual" if predicted else "klt"]
+        at = 12 + self.sinks * self.channels * self.size
+        q, codes = coefficients(self.data[at:], self.classes(sigma), self.coded,
+                                self.coded if gains else 0)
+        need(all(c < 128 for c in codes))
+        steps = [self.step * 2 ** (c / 8 - 8) for c in codes] or [self.step] * self.coded
+        out = [list(self.t["mean"]) for _ in range(self.coded)]
+        for (first, w), m in zip(self.side.groups(self.key), matrices):
+            for i in range(w):
+                for t in range(self.coded):
+                    z = q[first + i][t] * steps[t]
+                    if z:
+                        row = out[t]
+                        for j in range(w):
+                            row[first + j] += z * m[i * w + j]
+        for g, source, first, n, m in self.t["inputs"] if predicted else []:
+            to, w = self.side.groups(self.key)[g]
+            need(self.last.get(source))
+            mean = self.side.tensors[source]["mean"]
+            for row, a in zip(out, self.last[source]):
+                for i in range(n):
+                    for j in range(w):
+                        row[to + j] += (a[first + i] - mean[first + i]) * m[i * w + j]
+        return out
+
+
+def plain_rows(layout, seg, tokens, first_position, data):
+    """Rows of a decoded segment behind the sinks, keys turned back; None: out of limits."""
+    layer, unit, out = layout["layers"][seg["layer"]], "e" if seg["dtype"] == F16 else "f", []
+    for t, row in enumerate(offsets(layout, seg, tokens)):
+        if t < max(0, 4 - first_position):
+            continue
+        if seg["dtype"] == BF16:
+            x = [struct.unpack("<f", b"\0\0" + data[at:at + 2])[0] for at in row]
+        else:
+            x = [struct.unpack_from("<" + unit, data, at)[0] for at in row]
+        if not all(abs(v) <= 2 ** 60 for v in x):
+            return None
+        if seg["tensor"] == 0 and layer.get("k_rotated") and layer["rope"]:
+            turn(layer, x, head_dim(layout, seg), -(first_position + t))
+        out.append(x)
+    return out
+
+
 def unzstd(data, n):
     done = subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=False)
     need(done.returncode == 0 and len(done.stdout) == n)
@@ -537,10 +681,10 @@ def gaps(layout):
         at = s["offset"] + s["length"]
 
 
-def decode(frame, layout):
+def decode(frame, layout, side=None):
     need(len(frame) >= 64 and frame[:4] == b"CFRM")
     (version, preset, flags, tokens, first_position, block_bytes, frame_bytes, _error, block_crc,
-     layout_sum, n, table_crc, bits_k, bits_v, _side_version, _side_check, header_crc) = \
+     layout_sum, n, table_crc, bits_k, bits_v, side_version, side_check, header_crc) = \
         struct.unpack_from("<HBBIIQQfIIIIBBHII", frame, 4)
     need(version == 1, "version")
     need(crc32c(frame[:60]) == header_crc)
@@ -551,10 +695,13 @@ def decode(frame, layout):
     need(frame_bytes <= len(frame))
     need(layout_sum == layout_crc(layout) and block_bytes == layout["block_bytes"], "mismatch")
     need(1 <= tokens <= layout["block_tokens"])
+    side = Side(side, layout) if side else None
+    need(not side_version or side and (side.version, side.check) == (side_version, side_check),
+         "side")
     gap_bytes = sum(b - a for a, b in gaps(layout))
     need(n == len(layout["segments"]) + (gap_bytes > 0))
     need(crc32c(frame[64:64 + 16 * n]) == table_crc)
-    block, at, cells = bytearray(block_bytes), 64 + 16 * n, {}
+    block, at, cells, last = bytearray(block_bytes), 64 + 16 * n, {}, {}
     order = list(range(len(layout["segments"])))
     if layered:
         order.sort(key=lambda i: (layout["segments"][i]["layer"], layout["segments"][i]["tensor"]))
@@ -562,7 +709,7 @@ def decode(frame, layout):
         stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need(stage <= LLOYD or stage == EXPONENTS or layered and stage == TUCKER, "version")
+        need(stage <= LLOYD or stage == EXPONENTS or layered and stage in (TUCKER, KLT), "version")
         need(stage_version == 1 and zero == 0, "version")
         at = start + length
         data = frame[start:at]
@@ -572,9 +719,17 @@ def decode(frame, layout):
             where = slice(seg["offset"], seg["offset"] + seg["length"])
             if stage == TUCKER:
                 block[where] = tucker(layout, seg, tokens, first_position, data, cells)
+            elif stage == KLT:
+                coded = Klt(layout, seg, tokens, first_position, data, side, last)
+                rows = coded.rows()
+                last[coded.key] = [list(row) for row in rows]
+                block[where] = coded.block(rows)
             else:
                 block[where] = stream(layout, seg, tokens, first_position, stage, data,
                                       seg["length"])
+                if preset == DEEP and seg["tensor"] < 2:
+                    last[seg["layer"], seg["tensor"]] = plain_rows(
+                        layout, seg, tokens, first_position, block[where])
         else:
             rest = stream(layout, None, tokens, first_position, stage, data, gap_bytes)
             for a, b in gaps(layout):
@@ -613,7 +768,8 @@ def main():
             print(f"{e['file']}: left out, there is no zstd program")
             continue
         try:
-            got, result = decode(frame, e), "ok"
+            side = (folder / e["side"]).read_bytes() if "side" in e else None
+            got, result = decode(frame, e, side), "ok"
             block = folder / e["file"].replace(".frame", ".block")
             if block.exists() and close(e, got, block.read_bytes()):
                 got = block.read_bytes()
