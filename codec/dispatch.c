@@ -143,6 +143,15 @@ static void hadamard_levels(float *x, const uint8_t *codes, const float *level, 
         x[i] += mean[i];
 }
 
+static void hadamard_row(float *x, uint8_t *codes, const uint8_t *packed, const float *level,
+                         unsigned bits, const float *scale, const float *mean, size_t n,
+                         uint32_t heads) {
+    unpack(codes, packed, cst_align_up(n * heads, 8), bits);
+    for (size_t h = 0; h < heads; h++)
+        hadamard_levels(x + h * n, codes + h * n, level, bits, scale[h], mean ? mean + h * n : NULL,
+                        n);
+}
+
 static void turn(float *a, float *b, float c, float s) {
     float x = *a, y = *b;
 
@@ -277,6 +286,7 @@ static const struct cst_codec_ops portable = {
     .affine_group = affine_group,
     .hadamard = hadamard,
     .hadamard_levels = hadamard_levels,
+    .hadamard_row = hadamard_row,
     .turn_pairs = turn_pairs,
     .turn_halves = turn_halves,
     .from_f32 = { [CST_DTYPE_F32] = to_f32_bytes,

@@ -63,6 +63,12 @@ struct cst_codec_ops {
     void (*hadamard_levels)(float *x, const uint8_t *codes, const float *level, unsigned bits,
                             float scale, const float *mean, size_t n);
 
+    /* A row of packed codes by hadamard_levels(): heads of n = 2^k values, each with a scale.
+     * `codes` is room for them, padded to a multiple of 8. */
+    void (*hadamard_row)(float *x, uint8_t *codes, const uint8_t *packed, const float *level,
+                         unsigned bits, const float *scale, const float *mean, size_t n,
+                         uint32_t heads);
+
     /* Turns n pairs (a, b) to (a c - b s, b c + a s), s = sine * direction: the pairs are
      * (x[2i], x[2i + 1]) or (x[i], x[n + i]). */
     void (*turn_pairs)(float *x, const float *cosine, const float *sine, float direction, size_t n);

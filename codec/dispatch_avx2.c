@@ -611,6 +611,15 @@ void cst_avx2_moments(double *square, double *error, const double *mean, const f
         cst_codec_ops_portable()->moments(square + i, error + i, mean + i, x + i, y + i, n - i);
 }
 
+void cst_avx2_hadamard_row(float *x, uint8_t *codes, const uint8_t *packed, const float *level,
+                           unsigned bits, const float *scale, const float *mean, size_t n,
+                           uint32_t heads) {
+    cst_avx2_unpack(codes, packed, cst_align_up(n * heads, 8), bits);
+    for (size_t h = 0; h < heads; h++)
+        cst_avx2_hadamard_levels(x + h * n, codes + h * n, level, bits, scale[h],
+                                 mean ? mean + h * n : NULL, n);
+}
+
 const struct cst_codec_ops cst_codec_avx2_table = {
     .name = "avx2",
     .huff_prepend = cst_avx2_huff_prepend,
@@ -633,6 +642,7 @@ const struct cst_codec_ops cst_codec_avx2_table = {
     .affine_group = cst_avx2_affine_group,
     .hadamard = cst_avx2_hadamard,
     .hadamard_levels = cst_avx2_hadamard_levels,
+    .hadamard_row = cst_avx2_hadamard_row,
     .turn_pairs = cst_avx2_turn_pairs,
     .turn_halves = cst_avx2_turn_halves,
     .from_f32 = { [CST_DTYPE_F32] = cst_avx2_to_f32_bytes,

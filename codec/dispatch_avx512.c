@@ -71,17 +71,21 @@ static void affine_group(float *x, const uint8_t *codes, float scale, float zero
 /* ---- Hadamard ----------------------------------------------------------------------------------
  */
 
-/* x and its partner of each pair: their sum, and in the second's place the first less the second.
- */
-static inline __m512 pairs(__m512 x, __m512 partner, __mmask16 second) {
-    return _mm512_mask_sub_ps(_mm512_add_ps(partner, x), second, partner, x);
+/* x and its partner of each pair: their sum, and in the second's place the first less the second. A
+ * product with 1 or -1 is exact, so one rounding is left, that of the sum. */
+static inline __m512 pairs(__m512 x, __m512 partner, __m512 sign) {
+    return _mm512_fmadd_ps(x, sign, partner);
+}
+
+static inline __m512 signs(__mmask16 second) {
+    return _mm512_mask_blend_ps(second, _mm512_set1_ps(1), _mm512_set1_ps(-1));
 }
 
 static inline __m512 hadamard_16(__m512 x) {
-    x = pairs(x, _mm512_permute_ps(x, 0xb1), 0xaaaa);
-    x = pairs(x, _mm512_permute_ps(x, 0x4e), 0xcccc);
-    x = pairs(x, _mm512_shuffle_f32x4(x, x, 0xb1), 0xf0f0);
-    return pairs(x, _mm512_shuffle_f32x4(x, x, 0x4e), 0xff00);
+    x = pairs(x, _mm512_permute_ps(x, 0xb1), signs(0xaaaa));
+    x = pairs(x, _mm512_permute_ps(x, 0x4e), signs(0xcccc));
+    x = pairs(x, _mm512_shuffle_f32x4(x, x, 0xb1), signs(0xf0f0));
+    return pairs(x, _mm512_shuffle_f32x4(x, x, 0x4e), signs(0xff00));
 }
 
 static inline void butterfly(__m512 *a, __m512 *b) {
@@ -91,16 +95,20 @@ static inline void butterfly(__m512 *a, __m512 *b) {
     *a = sum;
 }
 
+static inline void butterflies(__m512 v[4]) {
+    butterfly(&v[0], &v[1]);
+    butterfly(&v[2], &v[3]);
+    butterfly(&v[0], &v[2]);
+    butterfly(&v[1], &v[3]);
+}
+
 static inline __attribute__((always_inline)) void levels_64(__m512 v[4], const uint8_t *codes,
                                                             __m512 level) {
     v[0] = hadamard_16(_mm512_permutexvar_ps(codes_16(codes), level));
     v[1] = hadamard_16(_mm512_permutexvar_ps(codes_16(codes + 16), level));
     v[2] = hadamard_16(_mm512_permutexvar_ps(codes_16(codes + 32), level));
     v[3] = hadamard_16(_mm512_permutexvar_ps(codes_16(codes + 48), level));
-    butterfly(&v[0], &v[1]);
-    butterfly(&v[2], &v[3]);
-    butterfly(&v[0], &v[2]);
-    butterfly(&v[1], &v[3]);
+    butterflies(v);
 }
 
 static inline __attribute__((always_inline)) void store_64(float *x, const __m512 v[4],
@@ -132,6 +140,37 @@ static void hadamard_levels(float *x, const uint8_t *codes, const float *level, 
         store_64(x + 64, u, mean ? mean + 64 : NULL);
     }
     store_64(x, v, mean);
+}
+
+/* 16 codes of 4 bits, each in a register's lowest bits, others above them. */
+static inline __m512i nibbles_16(const uint8_t *packed) {
+    __m512i pairs_of = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const void *)packed));
+
+    return _mm512_or_si512(pairs_of, _mm512_slli_epi64(pairs_of, 28));
+}
+
+static void hadamard_row(float *x, uint8_t *codes, const uint8_t *packed, const float *level,
+                         unsigned bits, const float *scale, const float *mean, size_t n,
+                         uint32_t heads) {
+    const __m512 levels = _mm512_loadu_ps(level);
+
+    if (bits == 4 && n == 64) {
+        for (size_t h = 0; h < heads; h++, x += 64, packed += 32) {
+            __m512 table = _mm512_mul_ps(levels, _mm512_set1_ps(scale[h])), v[4];
+
+            v[0] = hadamard_16(_mm512_permutexvar_ps(nibbles_16(packed), table));
+            v[1] = hadamard_16(_mm512_permutexvar_ps(nibbles_16(packed + 8), table));
+            v[2] = hadamard_16(_mm512_permutexvar_ps(nibbles_16(packed + 16), table));
+            v[3] = hadamard_16(_mm512_permutexvar_ps(nibbles_16(packed + 24), table));
+            butterflies(v);
+            store_64(x, v, mean ? mean + 64 * h : NULL);
+        }
+        return;
+    }
+    unpack(codes, packed, cst_align_up(n * heads, 8), bits);
+    for (size_t h = 0; h < heads; h++)
+        hadamard_levels(x + h * n, codes + h * n, level, bits, scale[h], mean ? mean + h * n : NULL,
+                        n);
 }
 
 /* Up to 4 bits: a binary search in a register. */
@@ -229,6 +268,7 @@ const struct cst_codec_ops cst_codec_avx512_table = {
     .affine_group = affine_group,
     .hadamard = cst_avx2_hadamard,
     .hadamard_levels = hadamard_levels,
+    .hadamard_row = hadamard_row,
     .turn_pairs = turn_pairs,
     .turn_halves = cst_avx2_turn_halves,
     .from_f32 = { [CST_DTYPE_F32] = cst_avx2_to_f32_bytes,

@@ -27,6 +27,9 @@ void cst_avx2_affine_group(float *x, const uint8_t *codes, float scale, float ze
 void cst_avx2_hadamard(float *x, size_t n);
 void cst_avx2_hadamard_levels(float *x, const uint8_t *codes, const float *level, unsigned bits,
                               float scale, const float *mean, size_t n);
+void cst_avx2_hadamard_row(float *x, uint8_t *codes, const uint8_t *packed, const float *level,
+                           unsigned bits, const float *scale, const float *mean, size_t n,
+                           uint32_t heads);
 void cst_avx2_turn_pairs(float *x, const float *cosine, const float *sine, float direction,
                          size_t n);
 void cst_avx2_turn_halves(float *x, const float *cosine, const float *sine, float direction,

@@ -23,8 +23,7 @@ static uint32_t block_size(uint32_t n) {
     return 1u << (31 - __builtin_clz(n));
 }
 
-/* 1 / sqrt(n) of a power of two */
-static float block_unit(uint32_t n) {
+float cst_head_unit(uint32_t n) {
     int log2 = __builtin_ctz(n);
 
     return cst_coded_unit(-(log2 / 2)) * (log2 % 2 ? 0x1.6a09e6p-1f : 1.0f);
@@ -66,7 +65,7 @@ void cst_head_transform(float *x, uint32_t dims, const struct cst_codec_ops *ops
         float unit;
 
         n = block_size(dims - at);
-        unit = block_unit(n);
+        unit = cst_head_unit(n);
         ops->hadamard(x + at, n);
         for (uint32_t i = at; i < at + n; i++)
             x[i] *= unit;
@@ -118,7 +117,7 @@ void cst_head_decode(float *x, const uint8_t *codes, uint32_t dims, const float 
                      const struct cst_codec_ops *ops) {
     for (uint32_t at = 0, n; at < dims; at += n) {
         n = block_size(dims - at);
-        ops->hadamard_levels(x + at, codes + at, level, bits, norm * block_unit(n),
+        ops->hadamard_levels(x + at, codes + at, level, bits, norm * cst_head_unit(n),
                              mean ? mean + at : NULL, n);
     }
 }

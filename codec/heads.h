@@ -27,6 +27,9 @@ double cst_codebook_distortion(bool lloyd, unsigned bits);
 /* For decoding: the levels alone. */
 void cst_uniform_levels(float level[256], unsigned bits);
 
+/* 1 / sqrt(n) of a power of two, which the transform of a block of n values is multiplied by. */
+float cst_head_unit(uint32_t n);
+
 /* The transform, of length-preserving scale, in place. */
 void cst_head_transform(float *x, uint32_t dims, const struct cst_codec_ops *ops);
 

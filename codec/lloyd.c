@@ -21,6 +21,8 @@ enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN };
 struct parts {
     struct cst_coded_shape shape;
     uint32_t heads, dims;
+    uint32_t at_once; /* tokens whose norms fit into a row */
+    float unit;       /* of the transform, where a head is one block; else 0 */
     uint64_t means, norms, codes, end;
 };
 
@@ -33,8 +35,24 @@ static struct parts parts_of(const struct cst_stage_segment *s,
     p.means = sizeof(*head) + p.shape.sink_bytes;
     p.norms = p.means + (head->flags & CST_CODED_MEAN ? 2 * (uint64_t)p.shape.channels : 0);
     p.codes = p.norms + 2 * (uint64_t)p.shape.coded * p.heads;
+    p.at_once = p.shape.padded / p.heads;
+    p.unit = p.dims & (p.dims - 1) ? 0 : cst_head_unit(p.dims);
     p.end = p.codes + p.shape.coded * p.shape.row_bytes;
     return p;
+}
+
+/* Norms of coded tokens from t on, times the transform's unit where a head is one block, to
+ * rows->b. */
+static bool read_norms(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
+                       const uint8_t *src, const struct cst_coded_header *head,
+                       const struct cst_codec_ops *ops) {
+    uint32_t n = CST_MIN(p->at_once, p->shape.coded - t) * p->heads;
+    bool ok = ops->halves(rows->b, src + p->norms + 2 * (size_t)t * p->heads,
+                          cst_coded_unit(head->exponent), n);
+
+    for (uint32_t i = 0; p->unit > 0 && i < n; i++)
+        rows->b[i] *= p->unit;
+    return ok;
 }
 
 /* Coded token t as it was before its means were taken off, or without them (NULL), to rows->x.
@@ -42,13 +60,17 @@ static struct parts parts_of(const struct cst_stage_segment *s,
 static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
                        const uint8_t *src, const struct cst_coded_header *head, const float *mean,
                        const struct cst_codec_ops *ops) {
-    uint32_t at_once = p->shape.padded / p->heads, n = CST_MIN(at_once, p->shape.coded - t);
-    const float *level = cst_lloyd_levels(head->bits), *norm = rows->b + t % at_once * p->heads;
+    const float *level = cst_lloyd_levels(head->bits), *norm = rows->b + t % p->at_once * p->heads;
+    const uint8_t *packed = src + p->codes + t * p->shape.row_bytes;
 
-    if (t % at_once == 0 && !ops->halves(rows->b, src + p->norms + 2 * (size_t)t * p->heads,
-                                         cst_coded_unit(head->exponent), (size_t)n * p->heads))
+    if (norm == rows->b && !read_norms(rows, p, t, src, head, ops))
         return false;
-    ops->unpack(rows->codes, src + p->codes + t * p->shape.row_bytes, p->shape.padded, head->bits);
+    if (p->unit > 0) {
+        ops->hadamard_row(rows->x, rows->codes, packed, level, head->bits, norm, mean, p->dims,
+                          p->heads);
+        return true;
+    }
+    ops->unpack(rows->codes, packed, p->shape.padded, head->bits);
     for (uint32_t h = 0, c = 0; h < p->heads; h++, c += p->dims)
         cst_head_decode(rows->x + c, rows->codes + c, p->dims, level, head->bits, norm[h],
                         mean ? mean + c : NULL, ops);
