@@ -21,6 +21,7 @@ static const struct {
       cst_bench_lease },
     { "codec", "frames of a real cache: size, and decoding over memcpy and zstd -1",
       cst_bench_codec },
+    { "spill", "frames of 1.5 MiB to disk and back, over a bare io_uring probe", cst_bench_spill },
     { "shm", "the first lease in a slab that was not mapped yet", cst_bench_shm },
 };
 

@@ -9,3 +9,4 @@ int cst_bench_put(void);
 int cst_bench_lease(void);
 int cst_bench_shm(void);
 int cst_bench_codec(void);
+int cst_bench_spill(void);

@@ -27,6 +27,8 @@
 
 static const char *const policies[] = { "cost", "s3fifo", "arc", "lru", NULL };
 static const char *const classes[] = { "lossless", "near-lossless", "small-loss", "cold", NULL };
+static const char *const crypts[] = { "aes", "off", NULL };
+static const char *const ios[] = { "auto", "io_uring", "threads", NULL };
 static const char *const levels[] = { "error", "warning", "notice", "info", "debug", NULL };
 
 #define AT(member) offsetof(struct cst_config, member)
@@ -103,11 +105,35 @@ const struct cst_config_row cst_config_rows[] = {
         "for this long is disconnected."),
     TIME(retire_timeout, CST_NS_PER_MS, DAY, "60s", true, "A client over held_per_uid has this "
         "long to answer before it is disconnected."),
-    TIME(stop_timeout, 0, DAY, "2s", true, "A clean stop waits this long for commits under way."),
+    TIME(stop_timeout, 0, DAY, "10s", true, "A clean stop waits this long for commits under way, and "
+        "then for blocks to be written to disk."),
     { "log_level", CST_CONFIG_CHOICE, AT(log_level), 0, 0, "info", true, levels,
         "error, warning, notice, info or debug." },
     { "dumpable", CST_CONFIG_BOOL, AT(dumpable), 0, 0, "no", false, NULL,
         "Allow core dumps and debuggers; both show what clients have stored." },
+    TEXT(directory, "", "Where blocks go that memory has no room for, and where they are found "
+        "again after a restart; a directory that is the daemon's alone. Empty: nowhere."),
+    BYTES(disk, 16 * MIB, 1024 * TIB, "16GiB", "How much of the disk they may take."),
+    BYTES(segment, 0, 4096 * MIB, "0", "Size of the files in a new directory. 0: 64 MiB, more for "
+        "large disks, less for small ones."),
+    { "crypt", CST_CONFIG_CHOICE, AT(crypt), 0, 0, "aes", false, crypts,
+        "aes: what is on disk is encrypted and authenticated. off: it is only checked for errors." },
+    TEXT(key_file, "", "The root key of the encryption: a file of 32 bytes or 64 hexadecimal "
+        "digits. Empty: the credential cistern.key that systemd passes, else a random key that is "
+        "kept in memory, so that blocks outlive the daemon but not the system."),
+    { "io", CST_CONFIG_CHOICE, AT(io), 0, 0, "auto", false, ios,
+        "io_uring, threads, or auto: io_uring where it is allowed." },
+    { "disk_direct", CST_CONFIG_BOOL, AT(disk_direct), 0, 0, "yes", false, NULL,
+        "Go past the page cache where the file system can." },
+    COUNT(disk_min_hits, 0, 1000000, "0", false, "Write only blocks that were asked for so often, "
+        "and what is above them."),
+    BYTES(disk_write_rate, 0, TIB, "0", "Write at most so many bytes a second. 0: no limit."),
+    BYTES(disk_per_namespace, 0, 1024 * TIB, "0", "How much of the disk one namespace may take. "
+        "0: all of it."),
+    COUNT(disk_errors, 1, 1000000, "16", false, "After so many I/O errors the disk is left alone "
+        "until the next start."),
+    BYTES(disk_buffers, 8 * MIB, TIB, "32MiB", "Memory for what is on its way to and from the "
+        "disk, part of memory."),
     UIDS(public_writers, "", true, "Uids that may fill the public namespace. Empty: there is no "
         "public namespace."),
     { NULL, 0, 0, 0, 0, NULL, 0, NULL, NULL },
@@ -294,6 +320,7 @@ void cst_config_resolve(struct cst_config *config) {
         config->staging_total = config->memory / 2;
     if (!config->index)
         config->index = config->memory / 4;
+    config->disk_buffers = CST_MIN(config->disk_buffers, config->memory / 8);
     config->slab = CST_MIN(config->slab, (config->memory - config->staging_total) / 4);
     if (!config->staging_per_uid)
         config->staging_per_uid = config->staging_total / 4 * 3;

@@ -296,6 +296,8 @@ static int serve(struct daemon *d, int signals) {
         cst_io_stop(&d->server->loop, &d->signals);
     }
     d->server = cst_server_free(d->server);
+    if (r == CST_SERVER_E_REFUSED) /* it is in the log */
+        return 1;
     return r ? fail("can't serve", r) : 0;
 }
 

@@ -55,6 +55,12 @@ void cst_req_stats(struct cst_call *call, const ProtobufCMessage *message) {
     COPY(recodes);
     COPY(side_bytes);
     COPY(sides_learned);
+    COPY(cold_blocks);
+    COPY(cold_bytes);
+    COPY(spilled_blocks);
+    COPY(spilled_bytes);
+    COPY(cold_reads);
+    COPY(recovered_blocks);
 #undef COPY
     cst_reply(call, &reply.base);
 }
@@ -71,6 +77,26 @@ static void count_session(const struct cst_server *server, Cistern__V1__StatusRe
 
     for (it = server->sessions.next; it != &server->sessions; it = it->next)
         reply->clients++;
+}
+
+static void tell_disk(const struct cst_server *server, Cistern__V1__StatusReply *reply) {
+    struct cst_seg_stats s;
+
+    if (!cst_store_disk_stats(server->store, &s))
+        return;
+    reply->disk_limit = s.bytes;
+    reply->disk_used = s.record_bytes;
+    reply->disk_records = s.records;
+    reply->disk_read_bytes = s.read_bytes;
+    reply->disk_written_bytes = s.stored_bytes;
+    reply->disk_moved_bytes = s.moved_bytes;
+    reply->disk_errors = s.errors;
+    reply->disk_corrupt = s.corrupt;
+    reply->disk_recovered = s.found;
+    reply->disk_evicted = s.evicted;
+    reply->disk_io = (char *)(uintptr_t)cst_aio_name(server->disk.aio);
+    reply->disk_off = s.off;
+    reply->disk_encrypted = s.encrypted;
 }
 
 void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
@@ -103,18 +129,19 @@ void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
     reply.leases = server->total.used[CST_RES_LEASES];
     reply.reserved = server->total.used[CST_RES_SLOTS];
     count_session(server, &reply);
+    tell_disk(server, &reply);
     cst_reply(call, &reply.base);
 }
 
 /* ---- purge ---- */
 
 /* A lease or a mapping can't be taken back: what clients still have of it is not erased yet. */
-static const char *purge_result(const struct cst_namespace *ns) {
+static const char *purge_result(const struct cst_namespace *ns, bool erased) {
     struct cst_space_stats left = { 0 };
 
     if (ns)
         cst_namespace_stats(ns, &left);
-    return left.leases || left.held_bytes ? "unlinked" : "erased";
+    return left.leases || left.held_bytes || !erased ? "unlinked" : "erased";
 }
 
 struct named {
@@ -134,6 +161,7 @@ void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
     const Cistern__V1__Purge *purge = (const void *)message;
     Cistern__V1__PurgeReply reply = CISTERN__V1__PURGE_REPLY__INIT;
     struct named named = { .name = purge->namespace_, .ns = call->session->tenant->ns };
+    bool erased = true;
 
     if (purge->namespace_[0]) { /* one's own namespace is everybody's right */
         if (!is_admin(call))
@@ -142,7 +170,7 @@ void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
         cst_store_for_each_space(call->server->store, NULL, match_name, &named);
     }
     if (named.ns)
-        reply.blocks = cst_namespace_purge(named.ns);
-    reply.result = (char *)(uintptr_t)purge_result(named.ns);
+        reply.blocks = cst_namespace_purge(named.ns, &erased);
+    reply.result = (char *)(uintptr_t)purge_result(named.ns, erased);
     cst_reply(call, &reply.base);
 }

@@ -63,6 +63,10 @@ void cst_sd_stopping(void) {
     (void)sd_notify(0, "STOPPING=1");
 }
 
+void cst_sd_status(const char *status) {
+    (void)sd_notifyf(0, "STATUS=%s\nEXTEND_TIMEOUT_USEC=30000000", status);
+}
+
 static void ping(struct cst_timer *timer) {
     struct cst_watchdog *w = cst_container_of(timer, struct cst_watchdog, timer);
 

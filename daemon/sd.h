@@ -20,6 +20,7 @@ int cst_sd_sockets(struct cst_sd_sockets *out, char *text, size_t cap);
 void cst_sd_ready(const char *status);
 void cst_sd_reloading(void);
 void cst_sd_stopping(void);
+void cst_sd_status(const char *status); /* and that more time is needed */
 
 /* Pings the watchdog from the loop at half of its interval, if there is one. */
 struct cst_watchdog {

@@ -68,7 +68,7 @@ static int make_store(struct cst_server *server) {
     static const char *const policies[] = { "cost", "s3fifo", "arc", "lru" };
     const struct cst_config *c = &server->config;
     const struct cst_store_options options = {
-        .memory = c->memory - c->staging_total,
+        .memory = c->memory - c->staging_total - (c->directory[0] ? c->disk_buffers : 0),
         .index = c->index,
         .slab_bytes = c->slab,
         .max_age_ns = c->max_age,
@@ -327,6 +327,11 @@ int cst_server_new(struct cst_server **out, const struct cst_config *config,
         return r;
     }
     set_presets(server);
+    r = cst_disk_open(server);
+    if (r) {
+        (void)cst_server_free(server);
+        return r == CST_DISK_E_REFUSED ? CST_SERVER_E_REFUSED : r;
+    }
     server->epoch = random[0] | 1;
     server->seed = random[1];
     cst_server_tick_now(server);
@@ -339,9 +344,14 @@ static bool is_finished(const struct cst_server *server) {
            !cst_workers_open(server->workers);
 }
 
+static int turn(struct cst_server *server) {
+    cst_disk_kick(&server->disk);
+    return cst_loop_turn(&server->loop);
+}
+
 /* Lets jobs of ended sessions and of the store finish. */
 static void drain_jobs(struct cst_server *server) {
-    while (server->store && !is_finished(server) && !cst_loop_turn(&server->loop))
+    while (server->store && !is_finished(server) && !turn(server))
         ;
 }
 
@@ -357,6 +367,7 @@ struct cst_server *cst_server_free(struct cst_server *server) {
     cst_timer_stop(&server->retire_timer);
     cst_timer_stop(&server->stop_timer);
     server->store = cst_store_free(server->store);
+    cst_disk_free(server);
     server->workers = cst_workers_free(server->workers);
     cst_lease_deinit(server);
     cst_hashmap_deinit(&server->shares);
@@ -369,14 +380,16 @@ int cst_server_run(struct cst_server *server) {
     int r = 0;
 
     while (!r) {
-        r = cst_loop_turn(&server->loop);
+        r = turn(server);
         if (!server->draining)
             continue;
         if (!server->open_commits && !cst_list_is_empty(&server->sessions))
             end_sessions(server);
-        if (is_finished(server))
+        if (!server->n_sessions && cst_disk_drain(server) && is_finished(server))
             break;
     }
+    if (!r)
+        cst_disk_close(server);
     return r;
 }
 

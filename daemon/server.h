@@ -9,6 +9,7 @@
 #include "base/list.h"
 #include "base/random.h"
 #include "daemon/config.h"
+#include "daemon/disk.h"
 #include "daemon/loop.h"
 #include "daemon/quota.h"
 #include "daemon/worker.h"
@@ -93,6 +94,7 @@ struct cst_server {
     size_t n_free_leases;
     struct cst_scratch scratch;
     struct cst_timer tick, stop_timer;
+    struct cst_disk disk;
     uint64_t tick_ns;       /* the current interval */
     uint64_t tick_requests; /* requests at the last tick */
     uint64_t epoch, seed, started_ns;
@@ -101,7 +103,9 @@ struct cst_server {
     bool draining;
 };
 
-/* Makes loop, workers and store. *config is copied and resolved. 0 or a negative errno. */
+/* Makes loop, workers and store, and finds what is on disk. *config is copied and resolved. 0,
+ * a negative errno, or CST_SERVER_E_REFUSED: what to do about it is in the log. */
+enum { CST_SERVER_E_REFUSED = 1 };
 int cst_server_new(struct cst_server **out, const struct cst_config *config,
                    const struct cst_server_env *env);
 /* Ends what is left. NULL ok, returns NULL. */

@@ -4,12 +4,15 @@
  *
  * Invariants
  *   1. b->evict.in exactly while cst_block_is_idle(b).
- *   2. A hot copy is in space->clean exactly while a packed copy exists and nothing reads the hot
- *      one; in space->dirty while there is no packed copy and one should be made; slab->clean
- *      counts the former.
+ *   2. A hot copy is in space->clean exactly while a packed or cold copy exists and nothing reads
+ *      the hot one; in space->dirty while there is no other copy and a packed one should be made;
+ *      slab->clean counts the former. A leaf at rest is in space->cold.
  *   3. A visible block's parent is visible (promise 1 of store.h): publish() goes down, remove()
  *      takes the subtree along, leaves first.
  *   4. A dead block is out of the trie and lives in space->dead until its last lease and job end.
+ *   5. b->n_warm counts children that are not at rest. A block is at rest while it is on disk only,
+ *      nobody waits for it or pins it, and all below it is at rest: so what is above a lease, a put
+ *      or a copy in memory is never taken away.
  * Loop thread only.
  */
 #include "store/block.h"
@@ -20,6 +23,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 void cst_block_born(struct cst_block *b) {
     struct cst_evict *e = &b->space->evict;
@@ -46,11 +50,46 @@ bool cst_block_is_expired(const struct cst_block *b) {
     return age && cst_store_now(store) - b->born_ns >= age;
 }
 
+static float half_to_float(uint16_t h) {
+    uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
+    float f = exponent ? ldexpf((float)(mantissa | 1024), (int)exponent - 25)
+                       : ldexpf((float)mantissa, -24);
+
+    if (exponent == 31)
+        f = mantissa ? NAN : INFINITY;
+    return h >> 15 ? -f : f;
+}
+
+void cst_block_set_surprisals(struct cst_block *b, const uint16_t *surprisals) {
+    uint16_t *own = cst_block_surprisals(b);
+    float sum = 0;
+
+    if (b->has_surprisals)
+        return;
+    memcpy(own, surprisals, b->n_tokens * sizeof(*own)); /* first: a client may still write them */
+    for (uint32_t i = 0; i < b->n_tokens; i++) {
+        float bits = half_to_float(own[i]);
+
+        if (!(bits >= 0) || isinf(bits))
+            return;
+        sum += bits;
+    }
+    b->surprisal = sum;
+    b->has_surprisals = true;
+}
+
 /* ---- what may be evicted ---- */
 
 bool cst_block_is_idle(const struct cst_block *b) {
-    return b->stored && !b->dead && !b->n_children && !cst_block_is_leased(b) && !b->pins &&
-           !b->holds && cst_list_is_empty(&b->puts) && cst_list_is_empty(&b->waiters);
+    return b->stored && !b->dead && cst_block_in_memory(b) && !b->n_warm &&
+           !cst_block_is_leased(b) && !b->pins && !b->holds && cst_list_is_empty(&b->puts) &&
+           cst_list_is_empty(&b->waiters);
+}
+
+static bool is_at_rest(const struct cst_block *b) {
+    return b->stored && !b->dead && !cst_block_in_memory(b) && !b->n_warm && !b->pins &&
+           !b->holds && !b->read && !b->decode && cst_list_is_empty(&b->puts) &&
+           cst_list_is_empty(&b->waiters);
 }
 
 bool cst_block_subtree_idle(const struct cst_block *top, unsigned *budget) {
@@ -81,9 +120,11 @@ static float cost(const struct cst_block *b) {
 }
 
 static enum cst_filed filed_as(const struct cst_block *b) {
-    if (b->dead || !b->hot.slab)
+    if (b->dead)
         return CST_FILED_NOT;
-    if (b->packed.slab)
+    if (!b->hot.slab)
+        return is_at_rest(b) && !b->n_children ? CST_FILED_COLD : CST_FILED_NOT;
+    if (b->packed.slab || cst_block_is_cold(b))
         return b->hot.leases || b->hot.busy ? CST_FILED_NOT : CST_FILED_CLEAN;
     return b->encoding || b->unpackable ? CST_FILED_NOT : CST_FILED_DIRTY;
 }
@@ -102,6 +143,8 @@ static void file(struct cst_block *b) {
         cst_list_append(&space->clean, &b->file);
     } else if (as == CST_FILED_DIRTY) {
         cst_list_append(&space->dirty, &b->file);
+    } else if (as == CST_FILED_COLD) {
+        cst_list_append(&space->cold, &b->file);
     }
     b->filed = (uint8_t)as;
     if (cst_list_is_empty(&space->dirty))
@@ -110,15 +153,27 @@ static void file(struct cst_block *b) {
         cst_list_append(&space->store->dirty_spaces, &space->dirty_link);
 }
 
-void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
+/* True: the parent has to be settled, too. */
+static bool count_warm(struct cst_block *b) {
+    bool warm = !is_at_rest(b);
+
+    if (!b->parent || warm == b->counted_warm)
+        return false;
+    b->counted_warm = warm;
+    b->parent->n_warm += warm ? 1 : UINT32_MAX;
+    return b->parent->n_warm == (warm ? 1 : 0);
+}
+
+/* One block; true: its parent's turn is next. */
+static bool settle_one(struct cst_block *b, enum cst_evict_how how) {
     struct cst_evict *e = &b->space->evict;
     bool idle = cst_block_is_idle(b);
 
     if (b->root)
-        return;
-    if (idle && b->superseded) {
+        return false;
+    if (b->superseded && !b->n_children && (idle || is_at_rest(b))) {
         (void)cst_block_remove(b, CST_GONE_EVICTED);
-        return;
+        return false;
     }
     if (idle && !b->evict.in) {
         b->evict.cost = cost(b);
@@ -128,6 +183,14 @@ void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
     }
     file(b);
     cst_space_index_ghosts(b->space);
+    return count_warm(b);
+}
+
+void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
+    while (settle_one(b, how)) {
+        b = b->parent;
+        how = CST_EVICT_WARM;
+    }
 }
 
 /* ---- copies ---- */
@@ -135,6 +198,7 @@ void cst_block_settle(struct cst_block *b, enum cst_evict_how how) {
 void cst_copy_set(struct cst_copy *copy, struct cst_block *b, struct cst_slab_slots *slab,
                   uint32_t slot, uint32_t length, uint32_t crc) {
     assert(!copy->slab && slab->slab.space == b->space);
+    b->space->in_memory += !cst_block_in_memory(b);
     *copy = (struct cst_copy){ .slab = slab, .slot = slot, .length = length, .crc = crc };
     slab->owners[slot] = b;
     if (slab->slab.packed) {
@@ -156,6 +220,7 @@ static void copy_clear(struct cst_copy *copy, struct cst_block *b) {
     }
     cst_slab_give(copy->slab, copy->slot);
     *copy = (struct cst_copy){ .slab = NULL };
+    b->space->in_memory -= !cst_block_in_memory(b);
 }
 
 void cst_block_drop_hot(struct cst_block *b) {
@@ -171,6 +236,19 @@ void cst_block_drop_hot(struct cst_block *b) {
 
 void cst_block_drop_packed(struct cst_block *b) {
     copy_clear(&b->packed, b);
+}
+
+void cst_block_evict(struct cst_block *b) {
+    if (!cst_block_is_cold(b)) {
+        (void)cst_block_remove(b, CST_GONE_EVICTED);
+        return;
+    }
+    if (b->packed.slab && !b->packed.busy)
+        cst_block_drop_packed(b);
+    if (b->hot.slab && !b->hot.busy)
+        cst_block_drop_hot(b);
+    b->space->stats.cooled_blocks += !cst_block_in_memory(b);
+    cst_block_settle(b, CST_EVICT_COLD);
 }
 
 void cst_copy_pin(struct cst_copy *copy) {
@@ -249,7 +327,11 @@ static void leaf_remove(struct cst_block *b, enum cst_gone why) {
         cst_space_index_ghosts(space);
     }
     count_gone(b, why);
+    cst_cold_drop(b, why == CST_GONE_ERASED);
     end_waiting(b, why);
+    if (b->counted_warm)
+        b->parent->n_warm--;
+    b->counted_warm = false;
     if (parent && parent->root && parent->n_children == 1 && !parent->holds)
         parent = NULL; /* goes with it */
     cst_trie_cut(b);

@@ -4,18 +4,23 @@
  *
  * Life: open (puts, no bytes) -> stored (bytes, hidden until the parent is visible) -> visible ->
  * dead (out of the trie; freed when the last lease and job are gone). Roots are nodes without bytes
- * that exist while they have children.
+ * that exist while they have children. A block has up to three copies: hot and packed ones in
+ * memory, a cold one on disk; one at rest is on disk only, and nobody asks for it or for anything
+ * below it.
  */
 #pragma once
 
 #include "base/hashmap.h"
 #include "store/evict.h"
+#include "store/seg.h"
 #include "store/slab.h"
 #include "store/store.h"
 #include "store/treap.h"
 
 struct cst_decode;
 struct cst_side_data;
+struct cst_cold_read;
+struct cst_cold_spill;
 
 struct cst_copy {
     struct cst_slab_slots *slab; /* NULL: no copy in this tier */
@@ -26,7 +31,7 @@ struct cst_copy {
     uint32_t busy; /* jobs that read it */
 };
 
-enum cst_filed { CST_FILED_NOT, CST_FILED_CLEAN, CST_FILED_DIRTY };
+enum cst_filed { CST_FILED_NOT, CST_FILED_CLEAN, CST_FILED_DIRTY, CST_FILED_COLD };
 
 /* In the order of use: a lookup touches the first cache line of a node, a fetch the first three. */
 struct cst_block {
@@ -38,24 +43,33 @@ struct cst_block {
     bool unpackable; /* doesn't shrink: stays as it is */
     bool recoded;    /* its frame was tried to be made smaller */
     bool has_surprisals;
+    bool counted_warm;   /* in parent->n_warm: not at rest */
+    bool unspillable;    /* too big for the disk tier */
     uint8_t preset;      /* of the packed copy */
     uint8_t filed;       /* enum cst_filed */
     uint32_t n_children; /* hidden ones too */
+    uint32_t n_warm;     /* of these, those that are not at rest */
 
     struct cst_space *space;
     struct cst_copy hot;
     uint64_t born_ns;
     struct cst_evict_entry evict; /* in while the block may be evicted; order: of store->uses */
-    struct cst_list file;         /* the space's clean or dirty copies; dead: space->dead */
+    struct cst_list file;         /* the space's clean, dirty or cold blocks; dead: space->dead */
     struct cst_list puts;         /* open puts of this key */
     struct cst_list waiters;      /* fetches that wait for the decode */
     uint32_t pins;                /* its own pin + children with pins */
     uint32_t holds;               /* a function on the stack needs it */
     struct cst_copy packed;
-    struct cst_decode *decode;  /* under way */
-    uint32_t crc;               /* CRC32C of the bytes that were committed */
-    float error;                /* of the packed copy */
-    struct cst_side_data *side; /* that the packed copy needs, a reference; NULL: none */
+    struct cst_decode *decode;    /* under way */
+    uint32_t crc;                 /* CRC32C of the bytes that were committed */
+    float error;                  /* of the packed copy */
+    struct cst_side_data *side;   /* that the packed copy needs, a reference; NULL: none */
+    struct cst_seg_ref cold;      /* the record on disk; none: CST_SEG_REF_NONE */
+    struct cst_cold_read *read;   /* under way */
+    struct cst_cold_spill *spill; /* under way */
+    uint32_t cold_bytes;          /* of the record's payload */
+    uint16_t hits;
+    uint8_t cold_preset; /* of the record; CST_PRESET_NONE: it holds the block's own bytes */
 
     struct cst_block *parent;      /* NULL: a root, or of a flat space */
     struct cst_treap_node by_age;  /* space->by_age, all blocks but roots */
@@ -80,11 +94,21 @@ static inline bool cst_block_is_leased(const struct cst_block *b) {
 }
 
 static inline bool cst_block_is_busy(const struct cst_block *b) {
-    return b->hot.busy || b->packed.busy || b->decode || b->encoding;
+    return b->hot.busy || b->packed.busy || b->decode || b->encoding || b->read || b->spill;
+}
+
+static inline bool cst_block_is_cold(const struct cst_block *b) {
+    return !cst_seg_ref_is_none(b->cold);
+}
+
+static inline bool cst_block_in_memory(const struct cst_block *b) {
+    return b->hot.slab || b->packed.slab;
 }
 
 static inline enum cst_tier cst_block_tier(const struct cst_block *b) {
-    return b->hot.slab ? CST_TIER_HOT : b->packed.slab ? CST_TIER_PACKED : CST_TIER_NONE;
+    if (cst_block_in_memory(b))
+        return b->hot.slab ? CST_TIER_HOT : CST_TIER_PACKED;
+    return cst_block_is_cold(b) ? CST_TIER_COLD : CST_TIER_NONE;
 }
 
 /* The surprisals' place in the node: n_tokens f16 values. */
@@ -92,6 +116,10 @@ uint16_t *cst_block_surprisals(struct cst_block *b);
 
 /* The block has bytes now. */
 void cst_block_born(struct cst_block *b);
+
+/* Of n_tokens tokens; anything that isn't a number of bits makes the whole block's unknown. */
+void cst_block_set_surprisals(struct cst_block *b, const uint16_t *surprisals);
+
 /* Marks a use now. */
 void cst_block_use(struct cst_block *b);
 
@@ -99,7 +127,7 @@ void cst_block_use(struct cst_block *b);
  * lists of copies. A superseded block that is idle is removed: don't use it afterwards. */
 void cst_block_settle(struct cst_block *b, enum cst_evict_how how);
 
-/* May this block be evicted: stored, a leaf, unleased, unpinned, nobody waiting. */
+/* May its memory be taken: stored, all below it at rest, unleased, unpinned, nobody waiting. */
 bool cst_block_is_idle(const struct cst_block *b);
 
 /* Could the whole subtree be dropped? Gives up (false) after *budget nodes. */
@@ -121,6 +149,10 @@ enum cst_gone {
  * went.
  */
 uint64_t cst_block_remove(struct cst_block *b, enum cst_gone why);
+
+/* Takes the memory of an idle block: with a record on disk it stays in the trie, else it is removed
+ * with all below it. Copies that jobs read stay. */
+void cst_block_evict(struct cst_block *b);
 
 /* Frees a dead block that nothing uses any more. */
 void cst_block_reap(struct cst_block *b);

@@ -48,10 +48,12 @@ struct cst_store {
     struct cst_list finished_fetches;
     struct cst_job kick; /* tells them when no job of ours is about to end */
     bool kicking;
+    bool draining; /* a clean stop: all goes to disk as it is */
     unsigned entered;
     uint64_t slabs_after_ns; /* making slabs failed: not again before */
     struct cst_scrub scrub;
     struct cst_learning *learning;                 /* side_learn.c; NULL: none */
+    struct cst_cold *cold;                         /* cold.c; NULL: no disk tier */
     struct cst_encode_params presets[CST_CLASSES]; /* of lossy ones */
     bool preset_is_set[CST_CLASSES];               /* false: the best one */
 };
@@ -61,6 +63,8 @@ struct cst_namespace {
     struct cst_list link;
     struct cst_list pinned; /* the one to look at next first */
     uint64_t pinned_bytes;
+    size_t disk_ops; /* reads and writes of its blocks under way */
+    bool purging;    /* the disk's part of a purge is still to come */
     uint32_t n_spaces;
     struct cst_space_stats past; /* counters of spaces that are gone */
     char name[];
@@ -82,7 +86,8 @@ struct cst_space {
     uint64_t last_seq; /* of the space alone: cursors tell nothing of other namespaces */
     struct cst_evict evict;
     uint64_t evict_bytes;         /* of evict, as last accounted */
-    struct cst_list clean, dirty; /* hot copies with, without a packed one */
+    struct cst_list clean, dirty; /* hot copies with, without another one */
+    struct cst_list cold;         /* leaves at rest, the one that went to rest first first */
     struct cst_list dirty_link;   /* store->dirty_spaces */
     struct cst_list dead;
     struct cst_list hot_free; /* slabs with free slots */
@@ -94,8 +99,12 @@ struct cst_space {
     uint32_t packed_class;     /* size class of the last frame */
     uint64_t encode_failed_ns; /* when packing found no room or memory */
     unsigned encode_fails;     /* in a row */
-    uint64_t hot_copies, packed_copies;
-    uint64_t decode_ns; /* moving average of a decode */
+    uint64_t hot_copies, packed_copies, in_memory;
+    struct cst_seg_space *disk; /* the space on disk; NULL: not asked for yet */
+    uint64_t read_ns;           /* moving average of a read from disk */
+    size_t spills;              /* writes under way */
+    uint64_t drained;           /* seq up to which a clean stop has looked */
+    uint64_t decode_ns;         /* moving average of a decode */
     uint64_t used;
     struct cst_list sides;                /* side_data.c */
     uint32_t last_side;                   /* version */
@@ -238,6 +247,48 @@ void cst_recode_slice(struct cst_store *store);
 void cst_encode_kick_all(struct cst_store *store);
 /* Gives slots to encoded blocks that wait. */
 void cst_encode_serve(struct cst_space *space);
+
+/* The frame of a cold block has arrived: decodes it for the waiters, then gives the read's buffer
+ * back. 0 or -ENOMEM; the buffer stays the caller's then. */
+int cst_decode_start_cold(struct cst_block *b, struct cst_cold_read *read, const uint8_t *frame,
+                          size_t length);
+
+/* ---- cold.c: the disk tier ---- */
+
+enum { CST_PRESET_NONE = 255 }; /* of a record that holds a block's own bytes, no frame */
+
+/* Reads the block from disk for its waiters. 0 or a condition of fetches. */
+int cst_cold_fetch(struct cst_block *b);
+void cst_cold_read_end(struct cst_cold_read *read);
+/* The block leaves the trie, or what is on disk is not its bytes: the record goes. */
+void cst_cold_drop(struct cst_block *b, bool destroy);
+/* Is the block on its way to disk, or can that begin now, or when another write of the space has
+ * ended? */
+bool cst_cold_spill(struct cst_block *b);
+/* A frame that memory has no room for. */
+struct cst_frame {
+    uint8_t *data; /* heap */
+    size_t length;
+    uint32_t crc;
+    uint8_t preset;
+    float error;
+};
+/* 0: it is on its way to disk, and data taken; CST_ROOM_WAIT: after another write of the space has
+ * ended; CST_ROOM_FULL: no. */
+int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame);
+/* Would it go to disk if it were packed? */
+bool cst_cold_wants_frame(const struct cst_block *b);
+/* Writes what would be evicted next, if memory is short. */
+void cst_cold_slice(struct cst_store *store);
+/* The space's place on disk; blocks for a new namespace's key. 0 or a negative errno. */
+int cst_cold_open_space(struct cst_space *space);
+/* A space ends. */
+void cst_cold_forget_space(struct cst_space *space);
+/* What is on disk of a namespace, after its blocks are gone. True: no key for it exists any more;
+ * false: it was only given up, or, where something was under way, will be soon. */
+bool cst_cold_purge(struct cst_namespace *ns);
+void cst_cold_purge_slice(struct cst_store *store);
+void cst_cold_free(struct cst_store *store);
 
 /* Starts checking the next copy, if no check is under way. */
 void cst_scrub_slice(struct cst_store *store);

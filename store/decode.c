@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Owns decodes: from a packed copy to a hot one, once for all fetches that wait for the block.
+ * Owns decodes: from a packed copy, or a frame that was read from disk, to a hot copy, once for all
+ * fetches that wait for the block.
  * Invariants: 1. b->decode is the one decode of a block, waiting for a slot (in
- * space->wait_decodes) or running; 2. a running decode pins the frame and owns its slot; 3. the
- * frame's checksum is checked before it is decoded, an exact block's against the one of its commit.
- * Loop thread, but for the job, which touches the frame, the slot and itself.
+ * space->wait_decodes) or running; 2. a running decode pins the frame (or owns the read's buffer)
+ * and its slot; 3. the frame's checksum is checked before it is decoded, an exact block's against
+ * the one of its commit. Loop thread, but for the job, which touches the frame, the slot and
+ * itself.
  */
 #include "base/crc32c.h"
 #include "base/err.h"
@@ -14,6 +16,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 struct cst_decode {
     struct cst_job job;
@@ -22,7 +25,10 @@ struct cst_decode {
     struct cst_slab_slots *slab;
     uint32_t slot;
     bool running, exact;
+    struct cst_cold_read *read; /* owned: the frame is in its buffer; NULL: the packed copy */
     const uint8_t *frame;
+    size_t length;
+    uint8_t preset;
     uint8_t *out;
     uint32_t crc;
     uint64_t ns;
@@ -33,18 +39,23 @@ static int decode(struct cst_decode *d) {
     const struct cst_block *b = d->block; /* pinned: its copy and its space stay as they are */
     const struct cst_descriptor *desc = b->space->desc;
     struct cst_decode_params params = CST_DECODE_ALL;
-    size_t work_len = cst_codec_work_size(desc, b->preset);
+    size_t work_len = cst_codec_work_size(desc, d->preset);
     cst_auto(cst_freep) uint8_t *heap = NULL;
     uint8_t *work;
 
-    if (cst_crc32c(0, d->frame, b->packed.length) != b->packed.crc)
+    if (!d->read && cst_crc32c(0, d->frame, d->length) != b->packed.crc)
         return CST_STORE_E_CORRUPT;
+    if (d->preset == CST_PRESET_NONE) {
+        memcpy(d->out, d->frame, desc->block_bytes);
+        d->crc = cst_crc32c(0, d->out, desc->block_bytes);
+        return d->crc != b->crc ? CST_STORE_E_CORRUPT : 0;
+    }
     heap = cst_malloc(work_len + CST_SLOT_ALIGN);
     if (!heap)
         return cst_err(-ENOMEM);
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
-    params.side = b->side ? &b->side->side : NULL;
-    if (cst_frame_decode(d->out, desc->block_bytes, d->frame, b->packed.length, desc, &params, work,
+    params.side = !d->read && b->side ? &b->side->side : NULL;
+    if (cst_frame_decode(d->out, desc->block_bytes, d->frame, d->length, desc, &params, work,
                          work_len))
         return CST_STORE_E_CORRUPT;
     d->crc = cst_crc32c(0, d->out, desc->block_bytes);
@@ -72,7 +83,7 @@ static void succeed(struct cst_block *b, const struct cst_decode *d) {
         struct cst_fetch *fetch = cst_list_entry(it, struct cst_fetch, link);
 
         cst_fetch_lease(fetch, b, false);
-        fetch->loc.tier = CST_TIER_PACKED; /* where it was found */
+        fetch->loc.tier = d->read ? CST_TIER_COLD : CST_TIER_PACKED; /* where it was found */
         cst_fetch_finish(fetch, 0);
     }
     cst_block_settle(b, CST_EVICT_WARM);
@@ -90,13 +101,20 @@ static void fail(struct cst_block *b, int status) {
     cst_block_settle(b, CST_EVICT_WARM);
 }
 
+static void free_decode(struct cst_decode *d) {
+    if (d->read)
+        cst_cold_read_end(d->read);
+    cst_free(d);
+}
+
 static void decode_done(struct cst_job *job) {
     struct cst_decode *d = cst_container_of(job, struct cst_decode, job);
     struct cst_block *b = d->block;
     struct cst_space *space = b->space;
 
     cst_store_enter(space);
-    cst_copy_unpin(&b->packed);
+    if (!d->read)
+        cst_copy_unpin(&b->packed);
     d->slab->busy--;
     b->decode = NULL;
     if (b->dead || d->result)
@@ -107,22 +125,37 @@ static void decode_done(struct cst_job *job) {
         fail(b, d->result);
     else
         succeed(b, d);
-    cst_free(d);
+    free_decode(d);
     cst_room_serve(space);
     cst_store_leave(space);
 }
 
-int cst_decode_start(struct cst_block *b) {
+static int add_decode(struct cst_block *b, struct cst_cold_read *read, const uint8_t *frame,
+                      size_t length) {
     struct cst_decode *d = cst_calloc(1, sizeof(*d));
 
-    assert(!b->decode && b->packed.slab);
+    assert(!b->decode);
     if (!d)
         return cst_err(-ENOMEM);
     d->block = b;
+    d->read = read;
+    d->frame = frame;
+    d->length = length;
+    d->preset = b->cold_preset;
     b->decode = d;
     cst_list_append(&b->space->wait_decodes, &d->link);
     cst_room_serve(b->space);
     return 0;
+}
+
+int cst_decode_start(struct cst_block *b) {
+    assert(b->packed.slab);
+    return add_decode(b, NULL, NULL, 0);
+}
+
+int cst_decode_start_cold(struct cst_block *b, struct cst_cold_read *read, const uint8_t *frame,
+                          size_t length) {
+    return add_decode(b, read, frame, length);
 }
 
 struct cst_decode *cst_decode_waiting(struct cst_space *space) {
@@ -138,10 +171,14 @@ void cst_decode_run(struct cst_decode *d, struct cst_slab_slots *slab, uint32_t 
     d->slab = slab;
     d->slot = slot;
     d->running = true;
-    d->exact = cst_preset_is_exact(b->preset);
-    d->frame = cst_slot_data(b->packed.slab, b->packed.slot);
     d->out = cst_slot_data(slab, slot);
-    cst_copy_pin(&b->packed);
+    if (!d->read) {
+        d->frame = cst_slot_data(b->packed.slab, b->packed.slot);
+        d->length = b->packed.length;
+        d->preset = b->preset;
+        cst_copy_pin(&b->packed);
+    }
+    d->exact = cst_preset_is_exact(d->preset);
     slab->busy++;
     d->job = (struct cst_job){ .run = decode_job, .done = decode_done };
     cst_store_submit(b->space, &d->job, CST_JOB_FETCH);
@@ -150,7 +187,7 @@ void cst_decode_run(struct cst_decode *d, struct cst_slab_slots *slab, uint32_t 
 static void forget(struct cst_decode *d) {
     d->block->decode = NULL;
     cst_list_unlink(&d->link);
-    cst_free(d);
+    free_decode(d);
 }
 
 void cst_decode_refuse(struct cst_decode *d, int status) {

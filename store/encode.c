@@ -229,29 +229,63 @@ static void move_done(struct cst_job *job) {
     cst_store_leave(space);
 }
 
-void cst_encode_serve(struct cst_space *space) {
-    struct cst_list *it;
+/* No memory for the frame: it may go straight to disk. 0 is what a slot in memory answers. */
+enum { ON_DISK = 3 };
 
-    while ((it = cst_list_first(&space->wait_encodes))) {
-        struct encode *e = cst_list_entry(it, struct encode, link);
-        int r = e->block->dead ? CST_ROOM_FULL
-                : e->again
-                    ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
-                    : cst_room_packed(space, e->len, e->block->evict.order, &e->slab, &e->slot);
+static int to_disk(struct encode *e) {
+    const struct cst_frame f = {
+        .data = e->frame,
+        .length = e->len,
+        .crc = e->crc,
+        .preset = (uint8_t)e->info.preset,
+        .error = e->info.error,
+    };
+    int r = e->info.side_version ? CST_ROOM_FULL : cst_cold_spill_frame(e->block, &f);
 
-        if (r == CST_ROOM_WAIT)
-            return;
-        if (r) {
-            if (!e->block->dead && !e->again) /* those asked for no room */
-                back_off(space);
-            end(e);
-            continue;
-        }
-        cst_list_unlink(&e->link);
-        e->slab->busy++;
-        e->job = (struct cst_job){ .run = move_job, .done = move_done };
-        cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
+    if (r)
+        return r;
+    e->frame = NULL;
+    e->block->space->stats.encodes++;
+    e->block->space->encode_fails = 0;
+    return ON_DISK;
+}
+
+/* False: the others have to wait for memory, too. */
+static bool serve(struct encode *e) {
+    struct cst_block *b = e->block;
+    struct cst_space *space = b->space;
+    int r = b->dead    ? CST_ROOM_FULL
+            : e->again ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
+                       : cst_room_packed(space, e->len, b->evict.order, &e->slab, &e->slot);
+
+    if (r == CST_ROOM_WAIT)
+        return false;
+    if (r == CST_ROOM_FULL && !b->dead && !e->again) {
+        r = to_disk(e);
+        if (r == CST_ROOM_WAIT) /* for its parent, which may stand behind it */
+            return true;
     }
+    if (r) {
+        /* these two asked for no room, and one that came before its parent comes again */
+        if (r == CST_ROOM_FULL && !b->dead && !e->again &&
+            !(b->parent && cst_cold_wants_frame(b->parent)))
+            back_off(space);
+        end(e);
+        return true;
+    }
+    cst_list_unlink(&e->link);
+    e->slab->busy++;
+    e->job = (struct cst_job){ .run = move_job, .done = move_done };
+    cst_store_submit(space, &e->job, CST_JOB_BACKGROUND);
+    return true;
+}
+
+void cst_encode_serve(struct cst_space *space) {
+    struct cst_list *it, *tmp;
+
+    cst_list_for_each_safe (it, tmp, &space->wait_encodes)
+        if (!serve(cst_list_entry(it, struct encode, link)))
+            return;
 }
 
 /* From a copy of the block. NULL: out of memory. */
@@ -320,7 +354,7 @@ static bool may_start(const struct cst_space *space, bool wanted) {
 
     size_t most = space->desc->block_bytes > CST_ENCODES_MAX_BLOCK ? 1 : CST_ENCODES_MAX;
 
-    return store->encodes < most && !cst_list_is_empty(&space->dirty) &&
+    return store->encodes < most && !store->draining && !cst_list_is_empty(&space->dirty) &&
            !is_backing_off(space, wanted) && cst_room_has(store, space->encode_bytes) &&
            cst_room_packed_is_likely(space) && (wanted || !cst_learn_waits(space));
 }

@@ -40,6 +40,7 @@ void cst_fetch_lease(struct cst_fetch *fetch, struct cst_block *b, bool packed) 
     s->served_blocks++;
     s->served_bytes += fetch->loc.length;
     s->served_tokens += fetch->loc.tokens;
+    b->hits += b->hits < UINT16_MAX;
     cst_block_use(b);
     cst_block_settle(b, CST_EVICT_USED);
 }
@@ -51,10 +52,10 @@ static int wait_for(struct cst_fetch *fetch, struct cst_block *b) {
     fetch->state = WAITING;
     cst_list_append(&b->waiters, &fetch->link);
     cst_block_settle(b, CST_EVICT_WARM);
-    if (b->decode)
+    if (b->decode || b->read)
         b->space->stats.merged_fetches++;
     else
-        r = cst_decode_start(b);
+        r = b->packed.slab ? cst_decode_start(b) : cst_cold_fetch(b);
     if (!r)
         return CST_STORE_E_PENDING;
     cst_fetch_release(fetch);

@@ -64,7 +64,11 @@ static enum cst_tier worst_tier(const struct cst_space *space, const uint8_t *ti
 
     for (size_t i = 0; tiers && i < run; i++)
         worst = CST_MAX(worst, (enum cst_tier)tiers[i]);
-    return !tiers && run && space->hot_copies < space->stats.blocks ? CST_TIER_PACKED : worst;
+    if (tiers || !run)
+        return worst;
+    if (space->in_memory < space->stats.blocks)
+        return CST_TIER_COLD;
+    return space->hot_copies < space->stats.blocks ? CST_TIER_PACKED : worst;
 }
 
 static void match_tail(struct cst_space *space, const uint8_t *parent_key, bool may_be_root,

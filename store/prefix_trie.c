@@ -103,6 +103,7 @@ static struct cst_block *node_new(struct cst_space *space, const uint8_t key[32]
     b->space = space;
     b->n_tokens = n_tokens;
     b->surprisal = -1;
+    b->cold = CST_SEG_REF_NONE;
     if (n_tokens)
         memcpy(b->tokens, tokens, n_tokens * sizeof(*tokens));
     cst_list_init(&b->hidden_link);

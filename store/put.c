@@ -20,7 +20,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 enum { CLOSED, OPEN, WAITING, COPYING, FINISHED };
@@ -194,35 +193,6 @@ bool cst_put_is_open(const struct cst_put *put) {
 
 /* ---- commit ---- */
 
-static float half_to_float(uint16_t h) {
-    uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
-    float f = exponent ? ldexpf((float)(mantissa | 1024), (int)exponent - 25)
-                       : ldexpf((float)mantissa, -24);
-
-    if (exponent == 31)
-        f = mantissa ? NAN : INFINITY;
-    return h >> 15 ? -f : f;
-}
-
-/* Anything that isn't a number of bits makes the whole block's surprisal unknown. */
-static void set_surprisals(struct cst_block *b, const uint16_t *surprisals) {
-    uint16_t *own = cst_block_surprisals(b);
-    float sum = 0;
-
-    if (b->has_surprisals)
-        return;
-    memcpy(own, surprisals, b->n_tokens * sizeof(*own)); /* first: a client may still write them */
-    for (uint32_t i = 0; i < b->n_tokens; i++) {
-        float bits = half_to_float(own[i]);
-
-        if (!(bits >= 0) || isinf(bits))
-            return;
-        sum += bits;
-    }
-    b->surprisal = sum;
-    b->has_surprisals = true;
-}
-
 static void copy_run(struct cst_job *job) {
     struct cst_put *put = cst_container_of(job, struct cst_put, job);
     uint64_t n = put->space->desc->block_bytes;
@@ -302,7 +272,7 @@ void cst_put_commit(struct cst_put *put, const void *source, const uint16_t *sur
         return;
     }
     if (surprisals && put->block->n_tokens)
-        set_surprisals(put->block, surprisals);
+        cst_block_set_surprisals(put->block, surprisals);
     put->state = WAITING;
     cst_list_append(&put->space->wait_puts, &put->queue);
     cst_room_serve(put->space);

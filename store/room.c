@@ -77,17 +77,21 @@ static bool give_back_one(struct cst_store *store) {
 /* Is there another copy of the block that is as good as the one in this slab? Bytes that were
  * decoded from a lossy frame are not: encoded again they would lose twice. */
 static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) {
+    if (cst_block_is_cold(b))
+        return true;
     return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
 }
 
-/* Can everything in the slab go? No slot is leased or busy. */
+/* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first. */
 static bool can_empty(const struct cst_slab_slots *s) {
     unsigned budget = SUBTREE_NODES;
 
     for (uint32_t i = 0; i < s->n_slots; i++) {
-        const struct cst_block *b = s->owners[i];
+        struct cst_block *b = s->owners[i];
 
-        if (b && !is_spare(s, b) && !cst_block_subtree_idle(b, &budget))
+        if (!b || is_spare(s, b))
+            continue;
+        if (!cst_block_subtree_idle(b, &budget) || cst_cold_spill(b))
             return false;
     }
     return true;
@@ -191,9 +195,15 @@ static bool forget(struct cst_space *space) {
 
 static bool evict_for_index(struct cst_space *space) {
     struct cst_evict_entry *e;
+    struct cst_list *it;
 
     if (forget(space))
         return true;
+    it = cst_list_first(&space->cold);
+    if (it) {
+        (void)cst_block_remove(cst_list_entry(it, struct cst_block, file), CST_GONE_EVICTED);
+        return true;
+    }
     e = space->evict.ops->victim(&space->evict, NULL);
     if (e)
         (void)cst_block_remove(cst_container_of(e, struct cst_block, evict), CST_GONE_EVICTED);
@@ -303,16 +313,18 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
         if (drop_clean(space))
             continue;
         own = victim(space, false, 0);
-        /* Rather than a block that was used later than others: copies that can be dropped are made,
-         * at the cost of those. */
-        if (!is_best_victim(own) && cst_encode_kick(space))
+        if (own && cst_cold_spill(own))
+            return CST_ROOM_WAIT;
+        /* Rather than a block that was used later than others, or that could go to disk if it were
+         * packed: copies that can be dropped are made, at the cost of those. */
+        if ((!is_best_victim(own) || (own && cst_cold_wants_frame(own))) && cst_encode_kick(space))
             return CST_ROOM_WAIT;
         if (may_grow(space) &&
             empty_older(space, &space->hot_free, own ? own->evict.order : UINT64_MAX))
             continue;
         if (!own)
-            return CST_ROOM_FULL;
-        (void)cst_block_remove(own, CST_GONE_EVICTED);
+            return space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
+        cst_block_evict(own);
     }
     return 0;
 }
@@ -355,11 +367,13 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
         if (!is_pressed(space))
             return CST_ROOM_FULL;
         own = victim(space, true, klass);
+        if (own && cst_cold_spill(own))
+            return CST_ROOM_WAIT;
         if (may_grow(space) && empty_older(space, free, own ? own->evict.order : used))
             continue;
         if (!own || i++ >= PACKED_EVICTIONS)
-            return CST_ROOM_FULL;
-        (void)cst_block_remove(own, CST_GONE_EVICTED);
+            return space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
+        cst_block_evict(own);
     }
     return 0;
 }

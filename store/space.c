@@ -117,6 +117,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     cst_evict_init(&s->evict, ns->store->policy);
     cst_list_init(&s->clean);
     cst_list_init(&s->dirty);
+    cst_list_init(&s->cold);
     cst_list_init(&s->dirty_link);
     cst_list_init(&s->dead);
     cst_list_init(&s->hot_free);
@@ -163,6 +164,7 @@ int cst_space_open(struct cst_space **out, struct cst_namespace *ns, struct cst_
     }
     *desc = NULL;
     *out = cst_space_ref(s);
+    (void)cst_cold_open_space(s); /* without: its blocks stay in memory */
     return 0;
 }
 
@@ -185,12 +187,18 @@ static void add_counters(struct cst_space_stats *to, const struct cst_space_stat
     to->fallbacks += from->fallbacks;
     to->recodes += from->recodes;
     to->sides_learned += from->sides_learned;
+    to->spilled_blocks += from->spilled_blocks;
+    to->spilled_bytes += from->spilled_bytes;
+    to->cold_reads += from->cold_reads;
+    to->cooled_blocks += from->cooled_blocks;
+    to->recovered_blocks += from->recovered_blocks;
     to->merged_fetches += from->merged_fetches;
     to->busy += from->busy;
 }
 
 void cst_space_free(struct cst_space *s) {
     cst_side_free_all(s);
+    cst_cold_forget_space(s);
     add_counters(&s->ns->past, &s->stats);
     cst_evict_deinit(&s->evict);
     cst_space_index_ghosts(s);
@@ -266,9 +274,11 @@ void cst_store_for_each_space(struct cst_store *store, struct cst_namespace *ns,
     }
 }
 
-uint64_t cst_namespace_purge(struct cst_namespace *ns) {
+uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased) {
     struct cst_list *it, *tmp;
     uint64_t n = 0;
+
+    ns->purging = ns->store->cold != NULL;
 
     cst_list_for_each_safe (it, tmp, &ns->store->spaces) {
         struct cst_space *s = cst_list_entry(it, struct cst_space, link);
@@ -278,6 +288,7 @@ uint64_t cst_namespace_purge(struct cst_namespace *ns) {
         n += cst_space_clear(s);
         cst_space_reap(s);
     }
+    *erased = cst_cold_purge(ns);
     return n;
 }
 
@@ -303,6 +314,8 @@ static void add_levels(struct cst_space_stats *to, const struct cst_space_stats 
     to->reserved += from->reserved;
     to->pinned_blocks += from->pinned_blocks;
     to->side_bytes += from->side_bytes;
+    to->cold_blocks += from->cold_blocks;
+    to->cold_bytes += from->cold_bytes;
 }
 
 void cst_namespace_stats(const struct cst_namespace *ns, struct cst_space_stats *out) {

@@ -25,7 +25,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "store/core.h"
+#include "store/cold.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -40,7 +40,7 @@ void cst_store_submit(struct cst_space *space, struct cst_job *job,
 }
 
 size_t cst_store_jobs(const struct cst_store *store) {
-    return store->jobs;
+    return store->jobs + (store->cold ? cst_seg_busy(store->cold->seg) : 0);
 }
 
 /* What finishes while this runs is told by the next call. */
@@ -187,6 +187,8 @@ struct cst_store *cst_store_free(struct cst_store *store) {
     if (!store)
         return NULL;
     assert(!store->jobs && !store->leases && !store->reserved);
+    if (store->cold)
+        store->cold->closing = true; /* its records stay */
     cst_list_for_each_safe (it, tmp, &store->spaces)
         cst_space_remove_all(cst_list_entry(it, struct cst_space, link), CST_GONE_EVICTED);
     free_slabs(&store->slabs);
@@ -195,6 +197,7 @@ struct cst_store *cst_store_free(struct cst_store *store) {
         cst_space_free(cst_list_entry(it, struct cst_space, link));
     cst_list_for_each_safe (it, tmp, &store->namespaces)
         cst_free(cst_list_entry(it, struct cst_namespace, link));
+    cst_cold_free(store);
     cst_hashmap_deinit(&store->slab_map);
     return cst_free(store);
 }
@@ -203,12 +206,16 @@ bool cst_store_tick(struct cst_store *store) {
     bool more;
 
     assert(!store->entered);
+    if (store->cold)
+        cst_seg_tick(store->cold->seg);
     store->entered++;
     store->now_s = (uint32_t)(cst_store_now(store) / CST_NS_PER_S);
     more = cst_care_slice(store);
     cst_learn_slice(store);
     cst_encode_kick_all(store);
     cst_scrub_slice(store);
+    cst_cold_slice(store);
+    cst_cold_purge_slice(store);
     store->entered--;
     tell(store);
     return more;

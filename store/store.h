@@ -25,6 +25,7 @@
 #include "base/list.h"
 #include "base/random.h"
 #include "gpu/gpu.h"
+#include "store/seg.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,6 +43,7 @@ enum {
     CST_STORE_E_CORRUPT,  /* checksum mismatch; the block is gone */
     CST_STORE_E_POLICY,   /* unknown policy name */
     CST_STORE_E_BAD_SIDE, /* no side data of this space, or not a newer version */
+    CST_STORE_E_REFUSED,  /* the directory of the disk tier can't be used */
 };
 
 struct cst_store;
@@ -117,6 +119,34 @@ void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
  * every 100 ms, while nothing happens less often; but not while it answers true: then blocks past
  * their age are left. */
 bool cst_store_tick(struct cst_store *store);
+
+/* ---- the disk tier ---- */
+
+struct cst_disk_options {
+    struct cst_seg_options seg;
+    struct cst_aio
+        *aio; /* the caller's, outlives the store. It kicks it at the end of each turn and
+                 reaps it when it is ready; neither inside of the store's callbacks */
+    uint64_t read_bytes;                           /* buffers of reads */
+    void (*note)(void *arg, const char *sentence); /* for the operator */
+    void *note_arg;
+};
+
+/* Once, before the first space. 0; CST_STORE_E_REFUSED and one sentence; negative errno. */
+int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *options,
+                        char *message, size_t cap);
+/* Finds blocks of earlier runs; no other work before done(), which says 0 or a negative errno. */
+void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int status),
+                            void *arg);
+/* A clean stop, no more puts and no more ticks: writes what is not on disk yet, a bounded part each
+ * call, if it goes on; call it again when something has ended, and every 100 ms. Returns the blocks
+ * that are left, 0: none, or the tier takes no more. */
+uint64_t cst_store_drain(struct cst_store *store, bool go_on, uint64_t *total);
+/* With cst_store_jobs() == 0: what is on disk stays there when the store ends. Blocks. 0 or a
+ * negative errno: the next start has to look closer. */
+int cst_store_disk_close(struct cst_store *store);
+/* False: there is no disk tier. */
+bool cst_store_disk_stats(const struct cst_store *store, struct cst_seg_stats *out);
 
 /* ---- namespaces and spaces ---- */
 
@@ -264,7 +294,8 @@ int cst_space_unpin(struct cst_space *space, const uint8_t key[32]);
 /* With the whole subtree. Leased bytes stay readable until released, but are not found any more. */
 int cst_space_erase(struct cst_space *space, const uint8_t key[32], uint64_t *n_erased);
 uint64_t cst_space_clear(struct cst_space *space);
-uint64_t cst_namespace_purge(struct cst_namespace *ns);
+/* *erased: false while bytes on disk may still be read by somebody who has the keys. */
+uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased);
 
 /* Writes one sentence why keys (and the tail) miss in this space. root: whose child the first key
  * is; without keys the tail is looked for below it. field: first descriptor field in
@@ -343,6 +374,9 @@ struct cst_space_stats {
     uint64_t stored_blocks, stored_bytes, evicted_blocks, detached_blocks, corrupt_blocks;
     uint64_t expired_blocks, decodes, encodes, merged_fetches, busy, leases, reserved;
     uint64_t pinned_blocks;
+    /* on disk; read from there; whose memory was taken since they are on disk */
+    uint64_t cold_blocks, cold_bytes, spilled_blocks, spilled_bytes, cold_reads, cooled_blocks;
+    uint64_t recovered_blocks;
     uint64_t fallbacks; /* encodes whose wanted preset missed the class's bound */
     uint64_t recodes;   /* frames made smaller while cold */
     uint64_t side_bytes, sides_learned;

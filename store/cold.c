@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns the way between the trie's blocks and their records on disk (seg.h): writing blocks out,
+ * reading them back, the callbacks of the engine. Recovery and the end of a run: cold_life.c.
+ *
+ *   in memory -> cst_cold_spill() -> record, b->cold -> memory is taken (cst_block_evict()): at
+ * rest at rest -> cst_cold_fetch() -> read into a buffer -> decode into a hot slot
+ *
+ * Invariants
+ *   1. b->cold is the block's record; the engine's owner of it is the block. A dead block has none.
+ *   2. A block is written only after, or together with and behind, its parent.
+ *   3. b->read, b->spill: at most one of each; the block, its space and the copy that is written
+ *      live until their end.
+ *   4. A read's buffer is a part of the arena or, if it can't be, heap; it is held until the decode
+ *      that it feeds has ended. Reads begin in the order of their fetches.
+ *   5. A disk that fails loses blocks (misses), never a request: what can't be read is removed.
+ * Loop thread only. Writes are background work: where the engine has no place, no budget or no room
+ * for one, the block is evicted as without a disk.
+ */
+#include "store/cold.h"
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "store/prefix_trie.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    PATH_MAX_BLOCKS = 64, /* of one chain that are begun at once */
+    AHEAD = 64,           /* victims of a space that are written before their memory is needed */
+};
+
+uint64_t cst_cold_unix(void) {
+    return (uint64_t)time(NULL);
+}
+
+/* ---- accounts ---- */
+
+static void begin(struct cst_space *space) {
+    space->n_jobs++;
+    space->store->jobs++;
+    space->ns->disk_ops++;
+}
+
+static void finish(struct cst_space *space) {
+    space->ns->disk_ops--;
+    cst_store_leave(space);
+}
+
+void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, uint8_t preset) {
+    struct cst_space_stats *s = &b->space->stats;
+
+    assert(!cst_block_is_cold(b));
+    b->cold = ref;
+    b->cold_bytes = (uint32_t)bytes;
+    b->cold_preset = preset;
+    s->cold_blocks++;
+    s->cold_bytes += bytes;
+}
+
+static void clear(struct cst_block *b) {
+    b->cold = CST_SEG_REF_NONE;
+    b->space->stats.cold_blocks--;
+    b->space->stats.cold_bytes -= b->cold_bytes;
+}
+
+void cst_cold_drop(struct cst_block *b, bool destroy) {
+    struct cst_cold *c = b->space->store->cold;
+    struct cst_seg_ref ref = b->cold;
+
+    if (!cst_block_is_cold(b))
+        return;
+    clear(b);
+    if (!c->closing && !b->space->ns->purging)
+        cst_seg_drop(c->seg, ref, destroy);
+}
+
+/* ---- buffers of reads ---- */
+
+static uint8_t *arena_take(struct cst_cold *c, size_t bytes) {
+    size_t need = (bytes + CST_COLD_UNIT - 1) / CST_COLD_UNIT, run = 0;
+
+    for (size_t i = 0; i < c->n_units; i++) {
+        run = c->units[i] ? 0 : run + 1;
+        if (run < need)
+            continue;
+        memset(c->units + i + 1 - need, 1, need);
+        return c->arena + (i + 1 - need) * CST_COLD_UNIT;
+    }
+    return NULL;
+}
+
+static bool take_buffer(struct cst_cold *c, struct cst_cold_read *r) {
+    r->buffer = arena_take(c, r->bytes);
+    if (r->buffer)
+        return true;
+    if (r->bytes <= c->n_units * CST_COLD_UNIT && c->held)
+        return false; /* one comes free */
+    r->heap = cst_malloc(r->bytes + CST_AIO_ALIGN);
+    if (!r->heap)
+        return false;
+    r->buffer = (uint8_t *)r->heap + (-(uintptr_t)r->heap & (CST_AIO_ALIGN - 1));
+    return true;
+}
+
+static void give_buffer(struct cst_cold *c, struct cst_cold_read *r) {
+    if (!r->buffer)
+        return;
+    c->held--;
+    if (!r->heap)
+        memset(c->units + (size_t)(r->buffer - c->arena) / CST_COLD_UNIT, 0,
+               (r->bytes + CST_COLD_UNIT - 1) / CST_COLD_UNIT);
+    r->heap = cst_free(r->heap);
+}
+
+/* ---- reading ---- */
+
+static void read_done(struct cst_seg_read *read, int status);
+
+static void serve_reads(struct cst_cold *c) {
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&c->wait_reads))) {
+        struct cst_cold_read *r = cst_list_entry(it, struct cst_cold_read, link);
+
+        if (!take_buffer(c, r))
+            return; /* with nothing held and no heap: the next read or slice tries again */
+        c->held++;
+        cst_list_unlink(it);
+        r->read = (struct cst_seg_read){
+            .done = read_done, .ref = r->block->cold, .key = r->block->key, .buffer = r->buffer
+        };
+        cst_seg_read(c->seg, &r->read);
+    }
+}
+
+void cst_cold_read_end(struct cst_cold_read *r) {
+    struct cst_cold *c = r->cold;
+
+    give_buffer(c, r);
+    cst_free(r);
+    serve_reads(c);
+}
+
+int cst_cold_fetch(struct cst_block *b) {
+    struct cst_cold *c = b->space->store->cold;
+    uint64_t bytes = cst_block_is_cold(b) ? cst_seg_read_bytes(c->seg, b->cold) : 0;
+    struct cst_cold_read *r;
+
+    assert(!b->read);
+    if (!bytes)
+        return CST_STORE_E_NOT_FOUND;
+    r = cst_calloc(1, sizeof(*r));
+    if (!r)
+        return cst_err(-ENOMEM);
+    r->cold = c;
+    r->block = b;
+    r->bytes = bytes;
+    r->started_ns = cst_store_now(b->space->store);
+    b->read = r;
+    begin(b->space);
+    cst_list_append(&c->wait_reads, &r->link);
+    serve_reads(c);
+    return 0;
+}
+
+static void fail_waiters(struct cst_block *b, int status) {
+    struct cst_list *it;
+
+    while ((it = cst_list_first(&b->waiters)))
+        cst_fetch_finish(cst_list_entry(it, struct cst_fetch, link), status);
+}
+
+/* The read went well; returns whether the buffer is in use on. */
+static bool arrived(struct cst_block *b, struct cst_cold_read *r) {
+    struct cst_space *space = b->space;
+    uint64_t ns = cst_store_now(space->store) - r->started_ns;
+    int status;
+
+    space->stats.cold_reads++;
+    space->read_ns = space->read_ns ? (7 * space->read_ns + ns) / 8 : ns;
+    if (cst_list_is_empty(&b->waiters)) /* nobody wants it any more */
+        return false;
+    status = cst_decode_start_cold(b, r, r->read.payload, r->read.payload_bytes);
+    if (status)
+        fail_waiters(b, status);
+    return !status;
+}
+
+static void read_done(struct cst_seg_read *read, int status) {
+    struct cst_cold_read *r = cst_container_of(read, struct cst_cold_read, read);
+    struct cst_block *b = r->block;
+    struct cst_space *space = b->space;
+    bool in_use = false;
+
+    cst_store_enter(space);
+    b->read = NULL;
+    if (b->dead)
+        cst_block_reap(b);
+    else if (status && !cst_block_in_memory(b))
+        (void)cst_block_remove(b, CST_GONE_CORRUPT);
+    else if (status)
+        fail_waiters(b, CST_STORE_E_CORRUPT);
+    else
+        in_use = arrived(b, r);
+    if (!in_use) {
+        cst_cold_read_end(r);
+        if (!b->dead)
+            cst_block_settle(b, CST_EVICT_COLD);
+    }
+    cst_room_serve(space);
+    finish(space);
+}
+
+/* ---- writing ---- */
+
+/* What would be written: the frame, or the block's own bytes if there will be no frame or no time
+ * for one. NULL: nothing now. */
+static struct cst_copy *source_of(struct cst_block *b) {
+    const struct cst_store *store = b->space->store;
+
+    if (b->packed.slab && !b->side)
+        return &b->packed;
+    if (b->hot.slab && b->hot.crc == b->crc && (b->unpackable || store->draining))
+        return &b->hot;
+    return NULL;
+}
+
+static void spill_done(struct cst_seg_store *store, int status) {
+    struct cst_cold_spill *s = cst_container_of(store, struct cst_cold_spill, store);
+    struct cst_block *b = s->block;
+    struct cst_space *space = b->space;
+
+    cst_store_enter(space);
+    if (s->copy)
+        cst_copy_unpin(s->copy);
+    b->spill = NULL;
+    space->spills--;
+    if (!status && b->dead) {
+        cst_seg_drop(space->store->cold->seg, cst_seg_store_ref(store), true);
+    } else if (!status) {
+        cst_cold_set(b, cst_seg_store_ref(store), store->record.payload_bytes,
+                     store->record.preset);
+        space->stats.spilled_blocks++;
+        space->stats.spilled_bytes += store->record.payload_bytes;
+    }
+    b->unspillable |= status < 0;
+    if (b->dead)
+        cst_block_reap(b);
+    else if (status == CST_SEG_E_CORRUPT)
+        (void)cst_block_remove(b, CST_GONE_CORRUPT);
+    else
+        cst_block_settle(b, CST_EVICT_WARM);
+    cst_free(s->frame);
+    cst_free(s);
+    cst_room_serve(space);
+    cst_cold_slice(space->store);
+    finish(space);
+}
+
+static void fill_record(struct cst_cold_spill *s, struct cst_block *b, const struct cst_frame *f) {
+    const struct cst_store *store = b->space->store;
+    const struct cst_block *parent = b->parent;
+
+    if (parent)
+        memcpy(s->parent, parent->key, sizeof(s->parent));
+    s->store.record = (struct cst_seg_record){
+        .type = CST_SEG_BLOCK,
+        .space = b->space->disk,
+        .key = b->key,
+        .payload_bytes = f->length,
+        .payload_crc = f->crc,
+        .parent = parent ? s->parent : NULL,
+        .has_parent = parent && !parent->root,
+        .position = b->depth,
+        .n_tokens = b->n_tokens,
+        .tokens = b->tokens,
+        .surprisals = b->has_surprisals ? cst_block_surprisals(b) : NULL,
+        .preset = f->preset,
+        .error = f->error,
+        .block_crc = b->crc,
+        .born = cst_cold_unix() - (cst_store_now(store) - b->born_ns) / CST_NS_PER_S,
+    };
+    if (s->store.record.has_parent)
+        s->store.parent = parent->spill ? cst_seg_store_ref(&parent->spill->store) : parent->cold;
+}
+
+/* 0, or a condition of cst_seg_store(): nothing was begun. copy NULL: the frame is taken. */
+static int spill_begin(struct cst_block *b, struct cst_copy *copy, const struct cst_frame *frame,
+                       uint32_t hits) {
+    struct cst_cold_spill *s = cst_calloc(1, sizeof(*s));
+    int r;
+
+    if (!s)
+        return CST_SEG_E_BUSY;
+    s->block = b;
+    s->copy = copy;
+    s->store = (struct cst_seg_store){
+        .done = spill_done, .payload = frame->data, .owner = b, .hits = CST_MAX(hits, b->hits)
+    };
+    fill_record(s, b, frame);
+    r = cst_seg_store(b->space->store->cold->seg, &s->store);
+    if (r) {
+        b->unspillable |= r == CST_SEG_E_TOO_BIG || r < 0;
+        cst_free(s);
+        return r;
+    }
+    b->spill = s;
+    b->space->spills++;
+    begin(b->space);
+    if (copy)
+        cst_copy_pin(copy);
+    else
+        s->frame = frame->data;
+    cst_block_settle(b, CST_EVICT_WARM);
+    return 0;
+}
+
+static int spill_one(struct cst_block *b, uint32_t hits) {
+    struct cst_copy *copy = source_of(b);
+    bool packed = copy == &b->packed;
+
+    if (!copy)
+        return CST_SEG_E_BUSY;
+    return spill_begin(b, copy,
+                       &(struct cst_frame){ .data = cst_slot_data(copy->slab, copy->slot),
+                                            .length = copy->length,
+                                            .crc = copy->crc,
+                                            .preset = packed ? b->preset : CST_PRESET_NONE,
+                                            .error = packed ? b->error : 0 },
+                       hits);
+}
+
+static bool may_spill(const struct cst_block *b) {
+    return b->visible && !b->root && !b->dead && !b->unspillable && b->space->disk &&
+           !b->space->ns->purging;
+}
+
+/* Parents first. True: something of the space is on its way to disk for this block. */
+static bool spill_path(struct cst_block *b, int *condition) {
+    struct cst_block *path[PATH_MAX_BLOCKS], *at = b;
+    size_t n = 0;
+
+    for (; at && !at->root && !at->spill && !cst_block_is_cold(at); at = at->parent) {
+        if (!may_spill(at) || !source_of(at))
+            return false;
+        path[n++ % PATH_MAX_BLOCKS] = at; /* of longer paths the top */
+    }
+    for (size_t i = 0, most = CST_MIN(n, PATH_MAX_BLOCKS); i < most; i++) {
+        *condition = spill_one(path[(n - 1 - i) % PATH_MAX_BLOCKS], b->hits);
+        if (*condition)
+            return i > 0;
+    }
+    return true;
+}
+
+static bool is_ready(const struct cst_cold *c) {
+    return c && !c->recovering && !c->closing;
+}
+
+bool cst_cold_spill(struct cst_block *b) {
+    int condition = 0;
+
+    if (!is_ready(b->space->store->cold) || cst_block_is_cold(b))
+        return false;
+    return b->spill || spill_path(b, &condition) ||
+           (b->space->spills && (condition == CST_SEG_E_BUSY || condition == CST_SEG_E_FULL));
+}
+
+bool cst_cold_wants_frame(const struct cst_block *b) {
+    return is_ready(b->space->store->cold) && may_spill(b) && !b->packed.slab &&
+           !cst_block_is_cold(b) && !b->spill && !source_of((struct cst_block *)b);
+}
+
+int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
+    struct cst_block *parent = b->parent;
+    int r = 0;
+
+    if (!is_ready(b->space->store->cold) || !may_spill(b) || cst_block_is_cold(b) || b->spill)
+        return CST_ROOM_FULL;
+    if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
+        (!spill_path(parent, &r) || !parent->spill))
+        return b->space->spills || parent->encoding ? CST_ROOM_WAIT : CST_ROOM_FULL;
+    r = spill_begin(b, NULL, frame, b->hits);
+    if (r == CST_SEG_E_BUSY || r == CST_SEG_E_FULL)
+        return b->space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
+    return r ? CST_ROOM_FULL : 0;
+}
+
+/* ---- ahead of need, and at the end ---- */
+
+static bool goes_on(int condition) {
+    return !condition || condition == CST_SEG_E_HITS || condition == CST_SEG_E_TOO_BIG ||
+           condition == CST_SEG_E_PARENT;
+}
+
+static bool spill_victims(struct cst_space *space) {
+    const struct cst_evict_ops *ops = space->evict.ops;
+    struct cst_evict_entry *e = ops->victim(&space->evict, NULL);
+    int condition = 0;
+
+    for (unsigned i = 0; e && i < AHEAD && goes_on(condition); i++) {
+        struct cst_block *b = cst_container_of(e, struct cst_block, evict);
+
+        e = ops->victim(&space->evict, e); /* first: settling may move b in its list */
+        if (!cst_block_is_cold(b) && !b->spill)
+            (void)spill_path(b, &condition);
+    }
+    return goes_on(condition);
+}
+
+/* In the order of creation, which is parents first. */
+static bool spill_all(struct cst_space *space) {
+    struct cst_block *b;
+    int r = 0;
+
+    while (goes_on(r) && (b = cst_trie_after(space, space->drained))) {
+        r = may_spill(b) && !cst_block_is_cold(b) && !b->spill && source_of(b)
+                ? spill_one(b, b->hits)
+                : 0;
+        if (goes_on(r))
+            space->drained = b->seq;
+    }
+    space->store->cold->drain_over |= r == CST_SEG_E_OFF || r == CST_SEG_E_FULL;
+    return goes_on(r);
+}
+
+void cst_cold_slice(struct cst_store *store) {
+    struct cst_cold *c = store->cold;
+    bool pressed = c && !cst_room_has(store, store->options.memory / 4);
+    struct cst_list *it, *tmp;
+
+    if (!is_ready(c))
+        return;
+    serve_reads(c);
+    if (store->draining ? c->drain_over : !pressed)
+        return;
+    cst_list_for_each_safe (it, tmp, &store->spaces) {
+        struct cst_space *space = cst_list_entry(it, struct cst_space, link);
+
+        if (space->disk && !(store->draining ? spill_all(space) : spill_victims(space)))
+            break;
+    }
+}
+
+/* ---- callbacks of the engine ---- */
+
+float cst_cold_value(void *arg, void *owner, bool *has_children) {
+    const struct cst_block *b = owner;
+    double cost = (double)b->n_tokens * (1 + (double)b->depth * b->n_tokens / 16384);
+    double idle = (double)(b->space->store->uses - b->evict.order) + 1;
+
+    *has_children = b->n_children > 0;
+    return (float)(cost * (1 + b->hits) / idle / (b->cold_bytes + 1));
+}
+
+void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref) {
+    struct cst_block *b = owner;
+
+    b->cold = ref;
+}
+
+/* The memory of the block, if it has any, serves on. */
+void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
+    struct cst_block *b = owner;
+
+    if (b->dead || !cst_block_is_cold(b))
+        return;
+    clear(b);
+    if (cst_block_in_memory(b))
+        cst_block_settle(b, CST_EVICT_WARM);
+    else
+        (void)cst_block_remove(b,
+                               why == CST_SEG_GONE_EVICTED ? CST_GONE_EVICTED : CST_GONE_CORRUPT);
+}
+
+uint64_t cst_cold_pinned_until(void *arg, void *owner) {
+    const struct cst_block *b = owner;
+    uint64_t now = cst_store_now(b->space->store);
+
+    if (!b->pinned_until || b->pinned_until == UINT64_MAX)
+        return b->pinned_until;
+    return b->pinned_until <= now ? 0 : cst_cold_unix() + (b->pinned_until - now) / CST_NS_PER_S;
+}

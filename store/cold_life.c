@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owns the beginning and the end of the disk tier: opening, recovery of blocks and spaces, the
+ * drain of a clean stop, purges, its numbers.
+ * Invariants: 1. a recovered block hangs below its recovered parent, else the engine is told to ask
+ * again; it is visible at once and at rest; 2. what the disk says of a space is checked like what a
+ * client says; 3. recovery takes no memory from anybody: where the index has no room for a record,
+ * that is dropped. Loop thread only.
+ */
+#include "base/err.h"
+#include "base/mem.h"
+#include "proto/key.h"
+#include "store/cold.h"
+#include "store/prefix_trie.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { DROP = CST_SEG_E_GONE };
+
+/* ---- spaces ---- */
+
+int cst_cold_open_space(struct cst_space *space) {
+    struct cst_cold *c = space->store->cold;
+    cst_auto(cst_freep) uint8_t *canonical = NULL;
+    size_t n;
+    int r;
+
+    if (!c || space->disk)
+        return 0;
+    canonical = cst_malloc(CST_DESCRIPTOR_BYTES_MAX);
+    if (!canonical)
+        return cst_err(-ENOMEM);
+    n = cst_descriptor_encode(space->desc, canonical, CST_DESCRIPTOR_BYTES_MAX);
+    r = n ? cst_seg_space_open(c->seg, space->ns->name, space->kind, space->klass, canonical,
+                               (uint32_t)n, &space->disk)
+          : 0;
+    if (!r && space->disk)
+        cst_seg_space_set_user(space->disk, space);
+    return cst_fold(r);
+}
+
+void cst_cold_forget_space(struct cst_space *space) {
+    if (!space->disk)
+        return;
+    cst_seg_space_set_user(space->disk, NULL);
+    space->disk = cst_seg_space_unref(space->disk);
+}
+
+/* Finds or makes the space of a record. NULL: it can't be had. */
+static struct cst_space *space_of(struct cst_cold *c, struct cst_seg_space *on_disk) {
+    struct cst_space *space = cst_seg_space_user(on_disk);
+    struct cst_seg_space_info info;
+    struct cst_descriptor *desc = NULL;
+    struct cst_namespace *ns;
+    uint8_t fingerprint[32];
+    char text[128];
+
+    if (space)
+        return space;
+    cst_seg_space_info(on_disk, &info);
+    if (info.kind >= CST_KINDS || info.klass >= CST_CLASSES ||
+        cst_descriptor_decode(&desc, info.canonical, info.canonical_bytes, text, sizeof(text)))
+        return NULL;
+    cst_descriptor_fingerprint(info.canonical, info.canonical_bytes, fingerprint);
+    if (cst_namespace_get(c->store, info.namespace_name, &ns) ||
+        cst_space_open(&space, ns, &desc, cst_descriptor_free, fingerprint, info.kind,
+                       info.klass)) {
+        (void)cst_descriptor_free(desc);
+        return NULL;
+    }
+    space->refs--; /* it lives by its blocks; cst_store_tick() ends it if there are none */
+    return space;
+}
+
+/* ---- recovery ---- */
+
+static bool is_plausible(const struct cst_space *space, const struct cst_seg_record *r) {
+    const struct cst_descriptor *d = space->desc;
+
+    if (space->kind == CST_KIND_FLAT ? r->n_tokens || r->parent
+                                     : !r->n_tokens || r->n_tokens > d->block_tokens || !r->parent)
+        return false;
+    return r->preset != CST_PRESET_NONE || r->payload_bytes == d->block_bytes;
+}
+
+static uint64_t age_ns(const struct cst_seg_record *r) {
+    uint64_t now = cst_cold_unix(), age = now > r->born ? now - r->born : 0;
+
+    return CST_MIN(age, UINT64_MAX / CST_NS_PER_S / 2) * CST_NS_PER_S;
+}
+
+/* 0 and a parent (NULL in flat spaces); CST_SEG_E_PARENT: not yet; DROP. */
+static int parent_of(struct cst_space *space, const struct cst_seg_record *r,
+                     struct cst_block **out) {
+    *out = NULL;
+    if (!r->parent)
+        return 0;
+    if (r->has_parent) {
+        *out = cst_trie_find(space, r->parent);
+        if (!*out)
+            return CST_SEG_E_PARENT;
+        return !(*out)->visible || cst_block_is_tail(*out) ? DROP : 0;
+    }
+    *out = cst_trie_root(space, r->parent);
+    return !*out && cst_trie_root_add(out, space, r->parent) ? DROP : 0;
+}
+
+static void revive(struct cst_block *b, const struct cst_seg_record *r, struct cst_seg_ref ref) {
+    struct cst_space *space = b->space;
+    uint64_t now = cst_store_now(space->store);
+
+    b->stored = true;
+    b->evict.order = ++space->store->uses;
+    space->used = b->evict.order;
+    b->born_ns = now - age_ns(r); /* may lie before the clock's zero: differences are what counts */
+    b->crc = r->block_crc;
+    b->error = r->error;
+    if (r->surprisals && r->n_tokens)
+        cst_block_set_surprisals(b, r->surprisals);
+    cst_cold_set(b, ref, r->payload_bytes, r->preset);
+    space->stats.blocks++;
+    cst_block_born(b);
+    space->stats.tail_blocks += cst_block_is_tail(b);
+    space->stats.recovered_blocks++;
+    (void)cst_block_publish(b);
+}
+
+static int add(struct cst_space *space, const struct cst_seg_record *r, struct cst_seg_ref ref,
+               struct cst_block **out) {
+    const struct cst_store *store = space->store;
+    struct cst_block *parent;
+    int status;
+
+    if (cst_trie_need(space, r->n_tokens, true) > cst_room_left(store))
+        return DROP;
+    status = parent_of(space, r, &parent);
+    if (status)
+        return status;
+    if (cst_trie_add(out, space, parent, r->key, r->tokens, r->n_tokens))
+        return DROP;
+    revive(*out, r, ref);
+    cst_block_settle(*out, CST_EVICT_COLD);
+    if (parent)
+        cst_block_settle(parent, CST_EVICT_COLD);
+    return 0;
+}
+
+static void pin(struct cst_space *space, const struct cst_seg_record *r) {
+    uint64_t now = cst_cold_unix(), until = r->pinned_until;
+
+    if (until > now)
+        (void)cst_space_pin(
+            space, r->key,
+            until == UINT64_MAX || until - now > UINT32_MAX ? 0 : (until - now) * CST_NS_PER_S);
+}
+
+static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref ref, void **owner) {
+    struct cst_cold *c = arg;
+    struct cst_space *space = r->type == CST_SEG_BLOCK ? space_of(c, r->space) : NULL;
+    struct cst_block *b = NULL;
+    int status;
+
+    if (!space || !is_plausible(space, r) || cst_trie_find(space, r->key))
+        return DROP;
+    if (c->store->options.max_age_ns && age_ns(r) >= c->store->options.max_age_ns)
+        return DROP;
+    status = add(space, r, ref, &b);
+    if (status)
+        return status;
+    *owner = b;
+    if (r->pinned_until)
+        pin(space, r);
+    return 0;
+}
+
+static void note(void *arg, const char *sentence) {
+    struct cst_cold *c = arg;
+
+    if (c->note)
+        c->note(c->note_arg, sentence);
+}
+
+static void recovered(void *arg, int status) {
+    struct cst_cold *c = arg;
+
+    c->recovering = false;
+    c->recovered(c->arg, status);
+}
+
+void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int status),
+                            void *arg) {
+    struct cst_cold *c = store->cold;
+
+    c->recovered = done;
+    c->arg = arg;
+    cst_seg_recover(c->seg, recovered, c);
+}
+
+/* ---- opening ---- */
+
+static struct cst_cold *cold_free(struct cst_cold *c) {
+    if (c->arena && c->registered)
+        cst_aio_unregister(c->aio, c->arena);
+    if (c->arena)
+        (void)munmap(c->arena, c->n_units * CST_COLD_UNIT);
+    cst_free(c->units);
+    return cst_free(c);
+}
+
+static int make_arena(struct cst_cold *c, uint64_t bytes) {
+    void *arena;
+
+    c->n_units = bytes / CST_COLD_UNIT;
+    c->units = cst_calloc(c->n_units, 1);
+    if (!c->units)
+        return cst_err(-ENOMEM);
+    arena = mmap(NULL, c->n_units * CST_COLD_UNIT, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (arena == MAP_FAILED)
+        return cst_err(-errno);
+    c->arena = arena;
+    c->registered = cst_aio_register(c->aio, arena, c->n_units * CST_COLD_UNIT);
+    return 0;
+}
+
+int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *options,
+                        char *message, size_t cap) {
+    struct cst_cold *c = cst_calloc(1, sizeof(*c));
+    struct cst_seg_env env = {
+        .aio = options->aio,
+        .clock = store->env.clock,
+        .random = store->env.random,
+        .jobs = store->env.jobs,
+        .user = { .found = found,
+                  .value = cst_cold_value,
+                  .moved = cst_cold_moved,
+                  .gone = cst_cold_gone,
+                  .pinned_until = cst_cold_pinned_until,
+                  .note = note,
+                  .arg = c },
+    };
+    int r;
+
+    if (!c)
+        return cst_err(-ENOMEM);
+    c->store = store;
+    c->aio = options->aio;
+    c->note = options->note;
+    c->note_arg = options->note_arg;
+    c->recovering = true;
+    cst_list_init(&c->wait_reads);
+    r = make_arena(c, CST_MAX(options->read_bytes, 2 * CST_COLD_UNIT));
+    if (!r)
+        r = cst_seg_open(&c->seg, &options->seg, &env, message, cap);
+    if (r) {
+        (void)cold_free(c);
+        return r == CST_SEG_E_REFUSED ? CST_STORE_E_REFUSED : cst_fold(r);
+    }
+    store->cold = c;
+    return 0;
+}
+
+/* ---- the end ---- */
+
+uint64_t cst_store_drain(struct cst_store *store, bool go_on, uint64_t *total) {
+    struct cst_cold *c = store->cold;
+    uint64_t left = 0;
+
+    *total = 0;
+    if (!c || c->closing)
+        return 0;
+    for (const struct cst_list *it = store->spaces.next; it != &store->spaces; it = it->next) {
+        const struct cst_space *space = cst_list_entry(it, struct cst_space, link);
+
+        if (space->disk &&
+            (space->ns->disk_ops || (!c->drain_over && cst_trie_after(space, space->drained))))
+            left += space->stats.blocks - space->stats.cold_blocks;
+    }
+    if (!store->draining)
+        c->drain_start = left;
+    store->draining = true;
+    c->drain_over |= !go_on;
+    *total = c->drain_start;
+    cst_seg_tick(c->seg);
+    cst_cold_slice(store);
+    return left;
+}
+
+/* Its blocks stay on disk when the store ends. */
+int cst_store_disk_close(struct cst_store *store) {
+    struct cst_cold *c = store->cold;
+
+    if (!c || c->closing)
+        return 0;
+    c->closing = true;
+    return cst_fold(cst_seg_close(c->seg));
+}
+
+void cst_cold_free(struct cst_store *store) {
+    struct cst_cold *c = store->cold;
+
+    if (!c)
+        return;
+    c->seg = cst_seg_free(c->seg);
+    store->cold = cold_free(c);
+}
+
+/* ---- purge, numbers ---- */
+
+static void purge_later(struct cst_namespace *ns) {
+    enum cst_seg_erasure how;
+
+    if (!ns->purging || ns->disk_ops)
+        return;
+    ns->purging = false;
+    (void)cst_seg_purge(ns->store->cold->seg, ns->name, &how);
+}
+
+void cst_cold_purge_slice(struct cst_store *store) {
+    struct cst_list *it, *tmp;
+
+    cst_list_for_each_safe (it, tmp, &store->namespaces)
+        purge_later(cst_list_entry(it, struct cst_namespace, link));
+}
+
+bool cst_cold_purge(struct cst_namespace *ns) {
+    enum cst_seg_erasure how = CST_SEG_UNLINKED;
+
+    if (!ns->store->cold)
+        return true;
+    if (ns->disk_ops) /* the rest comes with cst_store_tick() */
+        return false;
+    ns->purging = false;
+    return !cst_seg_purge(ns->store->cold->seg, ns->name, &how) && how == CST_SEG_ERASED;
+}
+
+bool cst_store_disk_stats(const struct cst_store *store, struct cst_seg_stats *out) {
+    if (!store->cold)
+        return false;
+    cst_seg_stats(store->cold->seg, out);
+    return true;
+}
