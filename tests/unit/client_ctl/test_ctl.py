@@ -180,7 +180,7 @@ class Watch(Case):
         self.assertEqual(got["epoch"], "f" * 16)
         self.assertEqual(got["memory_limit"], 1 << 30)
         self.assertEqual(got["policy"], "arc")
-        self.assertEqual(len(got), 21)
+        self.assertEqual(len(got), 34)
         out = self.ctl("status")
         for line in ("running for           1 d 1 h", "memory in use         1.0 MiB",
                      "of at most            1.0 GiB", "process               4242"):
@@ -197,7 +197,7 @@ class Watch(Case):
 
     def test_stats(self):
         got = self.json("stats")
-        self.assertEqual((got["blocks"], got["packed_slab_bytes"], len(got)), (1001, 1029, 33))
+        self.assertEqual((got["blocks"], got["packed_slab_bytes"], len(got)), (1001, 1029, 39))
         self.assertEqual(self.daemon.of(STATS), [b""])
         out = self.ctl("stats", "cdcd")
         self.assertIn("space " + "cd" * 8, out)
