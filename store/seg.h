@@ -132,7 +132,8 @@ struct cst_seg_options {
     uint64_t buffer_bytes;    /* payloads on their way to the disk; 0: 16 MiB */
     uint32_t min_hits;        /* store only what was asked for so often */
     uint32_t lock_ms;    /* how long to wait for the locks of a daemon that was killed; 0: 3,000 */
-    uint32_t errors_max; /* I/O errors until the tier is off; 0: 16 */
+    uint32_t errors_max; /* I/O errors, with less than ten minutes between
+                                 them, until the tier is off; 0: 16 */
     enum cst_seg_crypt crypt;
     /*
      * crypt aes, the root key: `key_file`, a file of 32 bytes or 64 hexadecimal digits (a systemd
@@ -266,7 +267,8 @@ enum cst_seg_erasure {
                          encryption, the device) may still read copies of them */
 };
 /* Drops all records of the namespace, its key, and gives its segments' bytes back; owners aren't
- * told. With nothing of the namespace under way. Blocks for the keys file. 0 or negative errno. */
+ * told. Blocks for the keys file. 0; CST_SEG_E_BUSY: something of the namespace is under way, ask
+ * again; CST_SEG_E_OFF (read only); negative errno. */
 int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_erasure *how);
 
 /* ---- numbers ---- */

@@ -49,6 +49,7 @@ struct cst_seg_segment {
     struct cst_aio_file *file; /* NULL: none */
     struct cst_list link;      /* seg->free, or its namespace's segments, the oldest first */
     struct cst_seg_ns *ns;     /* NULL without content */
+    struct cst_seg_ns *was;    /* whose bytes still lie in an empty one; NULL: unknown */
     struct cst_seal seal;
     uint8_t salt[CST_DISK_SALT];
     uint64_t fill, start, sequence;
@@ -174,7 +175,8 @@ struct cst_seg {
     struct cst_list reading; /* reads that end at once, told by `told` */
     struct cst_job tell;
     bool telling;
-    bool changed, hurry; /* since the last checkpoint; hurry: something was destroyed */
+    bool changed, hurry;         /* since the last checkpoint; hurry: something was destroyed */
+    uint64_t error_ns, n_errors; /* the last one; without a long pause between them */
     uint64_t checkpoint_ns;
     uint64_t rate_at_ns, rate_left;
     struct cst_seg_stats stats;

@@ -415,8 +415,9 @@ int cst_seg_keys_open(struct cst_seg *seg, bool has_segments, char *message, siz
     seg->keys.ephemeral = !seg->options.key_file;
     if (seg->options.key_file)
         r = key_file_read(seg->options.key_file, seg->keys.root, message, cap);
-    if (!r)
-        r = cst_seg_slurp(seg, CST_DISK_KEYS_NAME, 16 << 20, &data, &n);
+    if (r)
+        return r;
+    r = cst_seg_slurp(seg, CST_DISK_KEYS_NAME, 16 << 20, &data, &n);
     if (r == CST_AIO_E_ABSENT && has_segments && !seg->keys.ephemeral && has_encrypted(seg))
         return refuse(message, cap,
                       "the disk tier's file keys is missing: restore it, or empty the directory");

@@ -31,7 +31,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { LOCK_MS = 3000, FILES_MAX = CST_AIO_FILES_MAX - 16 };
+enum {
+    LOCK_MS = 3000,
+    ERRORS_S = 600 /* without an error: it counts from 0 again */,
+    FILES_MAX = CST_AIO_FILES_MAX - 16
+};
 #define DEFAULT_SEGMENT (UINT64_C(64) << 20)
 
 uint64_t cst_seg_unix(const struct cst_seg *seg) {
@@ -65,12 +69,15 @@ void cst_seg_error(struct cst_seg *seg, int r) {
 
     (void)r;
     seg->stats.errors++;
-    if (seg->stats.errors >= most && !seg->off) {
+    if (cst_seg_now(seg) - seg->error_ns > ERRORS_S * CST_NS_PER_S)
+        seg->n_errors = 0;
+    seg->error_ns = cst_seg_now(seg);
+    if (++seg->n_errors >= most && !seg->off) {
         seg->off = true;
         cst_seg_note(seg,
                      "the disk tier is off after %llu errors: check the device, then restart the "
                      "daemon",
-                     (unsigned long long)seg->stats.errors);
+                     (unsigned long long)seg->n_errors);
     }
 }
 

@@ -481,6 +481,7 @@ void cst_segment_empty(struct cst_seg_segment *s) {
     if (s->ns) {
         cst_list_unlink(&s->link);
         s->ns->n_segments--;
+        s->was = s->ns;
         s->ns = NULL;
     }
     s->slots = cst_free(s->slots);

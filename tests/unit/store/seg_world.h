@@ -21,6 +21,7 @@ struct seg_item {
     uint8_t key[32], parent_key[32];
     uint32_t tokens[SEG_TOKENS];
     uint16_t surprisals[SEG_TOKENS];
+    uint64_t side;
     uint8_t *payload; /* while its store is under way */
     uint64_t bytes;
     struct cst_seg_store store;
@@ -66,6 +67,8 @@ void seg_world_settle(struct seg_world *w);
 /* Ends the engine and the aio, with or without a clean stop; the disk stays. */
 void seg_world_stop(struct seg_world *w, bool clean);
 
+/* What seg_world_store() stores, ready to be changed and stored. */
+void seg_world_prepare(struct seg_world *w, uint32_t n, int parent, unsigned space, uint64_t bytes);
 /* Stores item n (bytes of payload) below item parent (-1: a root); returns cst_seg_store()'s. */
 int seg_world_store(struct seg_world *w, uint32_t n, int parent, unsigned space, uint64_t bytes);
 /* The same and settled: how it ended. */

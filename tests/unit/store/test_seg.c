@@ -135,12 +135,129 @@ static void test_parents_first(void **state) {
     seg_world_free(w);
 }
 
+/* Side data: parts of opaque bytes with a version. */
+static void test_side_data(void **state) {
+    struct seg_world *w = seg_world_new(5, CST_SEG_CRYPT_OFF);
+
+    (void)state;
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct seg_item *item = &w->items[i];
+
+        seg_world_prepare(w, i, -1, 1, 30000);
+        item->store.record.type = CST_SEG_SIDE;
+        item->store.record.version = 70 + i;
+        item->store.record.kind = 3;
+        item->store.record.part = i;
+        item->store.record.parts = 3;
+        item->store.record.total_bytes = 90000;
+        assert_int_equal(cst_seg_store(w->seg, &item->store), 0);
+        seg_world_settle(w);
+        assert_int_equal(item->status, 0);
+    }
+    seg_world_stop(w, true);
+    assert_int_equal(seg_world_start(w), 0);
+    assert_int_equal(seg_world_live(w), 3);
+    assert_int_equal(seg_world_read_all(w), 3);
+    seg_world_free(w);
+}
+
+/* Two namespaces never share a segment, a cap holds, and a purge takes one of them. */
+static void test_namespaces(void **state) {
+    struct seg_world *w = seg_world_new(6, CST_SEG_CRYPT_OFF);
+    struct cst_seg_account one, two;
+    struct cst_seg_space *other;
+    enum cst_seg_erasure how;
+
+    (void)state;
+    w->options.namespace_bytes = 4 * (256 << 10);
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    assert_int_equal(cst_seg_space_open(w->seg, "uid-2", CST_KIND_TOKENS, CST_CLASS_LOSSLESS,
+                                        "canonical bytes of model", 24, &other),
+                     0);
+    for (uint32_t i = 0; i < 200; i++) {
+        int r = seg_world_put(w, i, -1, 0, 9000);
+
+        assert_true(!r || r == CST_SEG_E_FULL);
+        if (i % 10)
+            continue;
+        seg_world_prepare(w, 300 + i, -1, 0, 9000);
+        w->items[300 + i].store.record.space = other;
+        assert_int_equal(cst_seg_store(w->seg, &w->items[300 + i].store), 0);
+        seg_world_settle(w);
+    }
+    cst_seg_account(w->seg, "uid-1", &one);
+    cst_seg_account(w->seg, "uid-2", &two);
+    assert_true(one.segments <= 4 && one.records > 40);
+    assert_int_equal(two.records, 20);
+    assert_int_equal(two.segments, 2);
+    assert_int_equal(one.records + two.records, seg_world_live(w));
+    assert_int_equal(cst_seg_purge(w->seg, "uid-1", &how), 0);
+    assert_int_equal(how, CST_SEG_UNLINKED);
+    cst_seg_account(w->seg, "uid-1", &one);
+    assert_int_equal(one.records + one.segments, 0);
+    for (uint32_t i = 0; i < 300; i++)
+        w->items[i].live = w->items[i].begun = false; /* finding one fails the test */
+    assert_int_equal(seg_world_read_all(w), 20);
+    other = cst_seg_space_unref(other);
+    seg_world_stop(w, false);
+    assert_int_equal(seg_world_start(w), 0);
+    assert_int_equal(seg_world_live(w), 20);
+    seg_world_free(w);
+}
+
+/* Budget, hits, size, the disk's end, and the breaker. */
+static void test_admission(void **state) {
+    struct seg_world *w = seg_world_new(7, CST_SEG_CRYPT_OFF);
+    struct cst_seg_stats stats;
+
+    (void)state;
+    w->options.write_rate = 50000;
+    w->options.errors_max = 4;
+    w->with_faults = true;
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    assert_int_equal(seg_world_put(w, 0, -1, 0, 60000), 0);
+    assert_int_equal(seg_world_put(w, 1, -1, 0, 60000), CST_SEG_E_BUDGET);
+    w->clock.ns += CST_NS_PER_S;
+    assert_int_equal(seg_world_put(w, 1, -1, 0, 60000), 0);
+    assert_int_equal(seg_world_store(w, 2, -1, 0, 256 << 10), CST_SEG_E_TOO_BIG);
+    w->clock.ns += 10 * CST_NS_PER_S;
+    cst_aio_fault_arm(w->aio, CST_AIO_FAULT_EIO, 1, 1000);
+    for (uint32_t i = 3; i < 9; i++) {
+        w->clock.ns += CST_NS_PER_S;
+        assert_true(seg_world_put(w, i, -1, 0, 3000) != 0);
+    }
+    cst_seg_stats(w->seg, &stats);
+    assert_true(stats.off);
+    assert_non_null(strstr(w->notes, "is off after"));
+    assert_int_equal(seg_world_read(w, 0), CST_SEG_E_OFF);
+    assert_int_equal(seg_world_store(w, 9, -1, 0, 100), CST_SEG_E_OFF);
+    seg_world_free(w);
+
+    w = seg_world_new(8, CST_SEG_CRYPT_OFF); /* 4 MiB of disk, 64 MiB of tier */
+    w->options.bytes = 64 << 20;
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    for (uint32_t i = 0; i < 400; i++)
+        (void)seg_world_put(w, i, -1, 0, 20000);
+    cst_seg_stats(w->seg, &stats);
+    assert_false(stats.off);
+    assert_true(stats.segments >= 10 && stats.segments <= 16);
+    assert_non_null(strstr(w->notes, "makes do with"));
+    assert_true(stats.stored > 350);
+    assert_int_equal(seg_world_read_all(w), seg_world_live(w));
+    seg_world_free(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_eviction),
-        cmocka_unit_test(test_parents_first),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_eviction),   cmocka_unit_test(test_parents_first),
+        cmocka_unit_test(test_side_data),  cmocka_unit_test(test_namespaces),
+        cmocka_unit_test(test_admission),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
