@@ -39,7 +39,7 @@ struct cst_tucker_member {
     bool mean;
     int8_t exponent;
     float weight;
-    double deviation; /* squared, from the channel means */
+    double energy, deviation; /* squares of what is coded; from the channel means */
 };
 
 struct cst_tucker_cell {
@@ -102,7 +102,8 @@ void cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_posit
                      const struct cst_codec_work *w);
 
 /* One segment's values, less their means if the member says so, to x [tokens][channels], and the
- * means. Fills the member but for its place in the block; false if it can't be in a cell. */
+ * means. With a recipe the member is judged, too: everything of it but its place in the block;
+ * false if it can't be in a cell. */
 bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const uint8_t *seg,
                      const struct cst_stage_segment *s, const struct cst_tucker_recipe *recipe,
                      const struct cst_codec_work *w);

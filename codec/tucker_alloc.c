@@ -4,7 +4,7 @@
  * cell's steps, and those at a lower price contain them; 2. the sum of costs only grows by steps
  * that fit. Hence more budget never gives more error: with less, all steps before the first one
  * that doesn't fit are the same or fewer, and the last change, which costs less than that step,
- * saves no more than it, a step saving at least as much a byte as anything behind it.
+ * saves no more than it, a step saving at least as much a byte as anything above its hull.
  *
  * Steps that cost one price are taken in the order of the cells. No state; any thread.
  */
@@ -38,7 +38,7 @@ static bool is_above(const struct cst_point *a, const struct cst_point *b,
            (b->error - c->error) * (double)(b->cost - a->cost);
 }
 
-/* Every other step of a convex hull is one, too; the ends stay. */
+/* Every other point; the ends stay. A convex hull remains one. */
 static uint32_t thin(struct cst_point *point, uint32_t n) {
     uint32_t kept = 0;
 
@@ -49,9 +49,8 @@ static uint32_t thin(struct cst_point *point, uint32_t n) {
     return kept;
 }
 
-/* Monotone chain over the bins, which are sorted by cost; in place. */
-void cst_hull_make(struct cst_hull *hull, struct cst_hull_bins *bins) {
-    struct cst_point *p = bins->bin;
+/* Those of the bins, which are sorted by cost, that less cost doesn't beat. */
+static uint32_t leave_beaten(struct cst_point *p) {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < CST_HULL_BINS; i++) {
@@ -61,10 +60,33 @@ void cst_hull_make(struct cst_hull *hull, struct cst_hull_bins *bins) {
             continue;
         while (n && c.cost <= p[n - 1].cost)
             n--;
+        p[n++] = c;
+    }
+    return n;
+}
+
+/* Monotone chain, in place. */
+static uint32_t leave_above(struct cst_point *p, uint32_t all) {
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < all; i++) {
+        struct cst_point c = p[i];
+
         while (n >= 2 && is_above(&p[n - 2], &p[n - 1], &c))
             n--;
         p[n++] = c;
     }
+    return n;
+}
+
+void cst_hull_make(struct cst_hull *hull, struct cst_hull_bins *bins) {
+    struct cst_point *p = bins->bin;
+    uint32_t n = leave_beaten(p), step = n / CST_HULL_POINTS + 1;
+
+    hull->n_other = 0;
+    for (uint32_t i = 0; i < n; i += step)
+        hull->other[hull->n_other++] = p[i];
+    n = leave_above(p, n);
     while (n > CST_HULL_POINTS)
         n = thin(p, n);
     hull->n = n;
@@ -157,20 +179,20 @@ static void spend(uint32_t *choice, const struct cst_hull *hull, uint32_t n, uin
     double best = 0;
 
     for (uint32_t c = 0; c < n; c++) {
-        const struct cst_point *p = hull[c].point;
+        const struct cst_point *now = &hull[c].point[choice[c]];
 
-        for (uint32_t i = choice[c] + 1; i < hull[c].n; i++) {
-            if (p[i].cost - p[choice[c]].cost > left)
-                break;
-            if (p[choice[c]].error - p[i].error > best) {
-                best = p[choice[c]].error - p[i].error;
+        for (uint32_t i = 0; i < hull[c].n_other; i++) {
+            const struct cst_point *p = &hull[c].other[i];
+
+            if (p->cost <= now->cost + left && now->error - p->error > best) {
+                best = now->error - p->error;
                 cell = c;
                 point = i;
             }
         }
     }
     if (cell < n)
-        choice[cell] = point;
+        choice[cell] = CST_HULL_POINTS + point;
 }
 
 bool cst_allocate(uint32_t *choice, const struct cst_hull *hull, uint32_t n, uint64_t budget) {
@@ -181,6 +203,8 @@ bool cst_allocate(uint32_t *choice, const struct cst_hull *hull, uint32_t n, uin
     for (uint32_t c = 0; c < n; c++)
         cost += hull[c].n ? hull[c].point[choice[c]].cost : 0;
     assert(cost <= budget);
-    spend(choice, hull, n, step_on(choice, hull, n, budget - cost));
+    cost = step_on(choice, hull, n, budget - cost); /* left */
+    if (cost > budget / 128)
+        spend(choice, hull, n, cost);
     return true;
 }

@@ -28,20 +28,26 @@ void cst_hull_bins_init(struct cst_hull_bins *bins, uint64_t least, uint64_t mos
 void cst_hull_bins_add(struct cst_hull_bins *bins, const struct cst_point *point);
 
 /*
- * The candidates on the lower convex hull, by rising cost and falling error, each step saving less
- * error a byte than the one before: what some price of a byte makes best.
+ * A cell's candidates that no other one beats in both cost and error, by rising cost. `point` are
+ * those on the lower convex hull, each step saving less error a byte than the one before: what some
+ * price of a byte makes best. `other` are all of them, some left out where they are many.
  */
 struct cst_hull {
-    uint32_t n; /* 0: there were no candidates */
-    struct cst_point point[CST_HULL_POINTS];
+    uint32_t n, n_other; /* 0: there were no candidates */
+    struct cst_point point[CST_HULL_POINTS], other[CST_HULL_POINTS];
 };
 void cst_hull_make(struct cst_hull *hull, struct cst_hull_bins *bins);
 
 /*
- * choice[i]: a point of hull[i]. The highest price of a byte whose choices fit the budget
- * (found by bisection, keeping the side that fits), then further steps in the order of what they
- * save as long as they fit, then the one change that saves most with what is left. More budget
- * never gives more error. false: even the smallest points don't fit; they are chosen then.
- * Hulls without points are left out.
+ * choice[i]: of hull[i], see cst_hull_at(). The highest price of a byte whose choices fit the
+ * budget (found by bisection, keeping the side that fits), then further steps in the order of what
+ * they save as long as they fit, then, if more than a hundredth is left, the one change that saves
+ * most with it. (Of less there is always something left, and spending it lets choices flicker.)
+ * More budget never gives more error. false: even the smallest points don't fit; they are chosen
+ * then. Hulls without points are left out.
  */
 bool cst_allocate(uint32_t *choice, const struct cst_hull *hull, uint32_t n, uint64_t budget);
+
+static inline const struct cst_point *cst_hull_at(const struct cst_hull *hull, uint32_t choice) {
+    return choice < CST_HULL_POINTS ? &hull->point[choice] : &hull->other[choice - CST_HULL_POINTS];
+}

@@ -30,24 +30,24 @@ void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
 }
 
 void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
-                            const struct cst_tucker_shape *s, const float *x) {
+                            const struct cst_tucker_shape *s, const float *x, bool weighted) {
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
 
-        cst_gemm(false, true, rows, s->tokens, channels, 1, a, channels, x, channels, i ? 1 : 0,
-                 out, s->tokens);
+        cst_gemm(false, true, rows, s->tokens, channels, weighted ? s->part[i].weight : 1, a,
+                 channels, x, channels, i ? 1 : 0, out, s->tokens);
         a += (size_t)rows * channels;
         x += (size_t)s->tokens * channels;
     }
 }
 
 void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
-                              const struct cst_tucker_shape *s, const float *x) {
+                              const struct cst_tucker_shape *s, const float *x, bool weighted) {
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
 
-        cst_gemm(false, false, rows, channels, s->tokens, 1, token, s->tokens, x, channels, 0, out,
-                 channels);
+        cst_gemm(false, false, rows, channels, s->tokens, weighted ? s->part[i].weight : 1, token,
+                 s->tokens, x, channels, 0, out, channels);
         out += (size_t)rows * channels;
         x += (size_t)s->tokens * channels;
     }
@@ -72,40 +72,19 @@ static int dim_basis(struct cst_tucker_basis *b, const struct cst_tucker_shape *
     return r;
 }
 
-/* y: the weighted cell in the directions of the dimensions; returns its energy. */
-static double turn(float *y, const struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                   const float *x) {
-    double energy = 0;
-
-    for (uint32_t i = 0; i < s->n_parts; i++) {
-        uint32_t rows = s->tokens * s->part[i].heads;
-        size_t n = (size_t)rows * s->dims;
-        double sum = 0;
-
-        cst_gemm(false, true, rows, s->dims, s->dims, s->part[i].weight, x, s->dims, b->dim,
-                 s->dims, 0, y, s->dims);
-        for (size_t k = 0; k < n; k++)
-            sum += (double)x[k] * (double)x[k];
-        energy += sum * (double)s->part[i].weight * (double)s->part[i].weight;
-        x += n;
-        y += n;
-    }
-    return energy;
-}
-
 /* ---- tokens ----------------------------------------------------------------------------------
  */
 
 static int tokens_by_tokens(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                            const struct cst_tucker_scratch *w) {
-    const float *y = w->y;
+                            const float *x, const struct cst_tucker_scratch *w) {
     int r;
 
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
 
-        cst_gram_rows(s->tokens, channels, 1, y, channels, i ? 1 : 0, w->gram, s->tokens);
-        y += (size_t)s->tokens * channels;
+        cst_gram_rows(s->tokens, channels, s->part[i].weight * s->part[i].weight, x, channels,
+                      i ? 1 : 0, w->gram, s->tokens);
+        x += (size_t)s->tokens * channels;
     }
     r = cst_eigen(s->tokens, w->gram, s->tokens, w->values, w->eigen);
     cst_tucker_flip(w->gram, s->tokens, s->tokens);
@@ -113,36 +92,37 @@ static int tokens_by_tokens(struct cst_tucker_basis *b, const struct cst_tucker_
     return r;
 }
 
-/* Upper triangle of Y^T Y, n channels, in blocks of two parts. */
+/* Upper triangle of X^T X of the weighted cell, n channels, in blocks of two parts. */
 static void channel_gram(float *gram, uint32_t n, const struct cst_tucker_shape *s,
-                         const float *y) {
+                         const float *x) {
     uint32_t at = 0;
 
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims, to = at + channels;
-        const float *other = y + (size_t)s->tokens * channels;
+        const float *other = x + (size_t)s->tokens * channels;
+        float weight = s->part[i].weight;
 
-        cst_gram(s->tokens, channels, 1, y, channels, 0, gram + (size_t)at * n + at, n);
+        cst_gram(s->tokens, channels, weight * weight, x, channels, 0, gram + (size_t)at * n + at,
+                 n);
         for (uint32_t j = i + 1; j < s->n_parts; j++) {
             uint32_t more = s->part[j].heads * s->dims;
 
-            cst_gemm(true, false, channels, more, s->tokens, 1, y, channels, other, more, 0,
-                     gram + (size_t)at * n + to, n);
+            cst_gemm(true, false, channels, more, s->tokens, weight * s->part[j].weight, x,
+                     channels, other, more, 0, gram + (size_t)at * n + to, n);
             other += (size_t)s->tokens * more;
             to += more;
         }
-        y += (size_t)s->tokens * channels;
+        x += (size_t)s->tokens * channels;
         at += channels;
     }
 }
 
 static int tokens_by_channels(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                              const struct cst_tucker_scratch *w) {
+                              const float *x, const struct cst_tucker_scratch *w) {
     uint32_t n = s->heads * s->dims, at = 0;
-    const float *y = w->y;
     int r;
 
-    channel_gram(w->gram, n, s, y);
+    channel_gram(w->gram, n, s, x);
     r = cst_eigen(n, w->gram, n, w->values, w->eigen);
     if (r)
         return r;
@@ -150,9 +130,9 @@ static int tokens_by_channels(struct cst_tucker_basis *b, const struct cst_tucke
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
 
-        cst_gemm(false, true, b->rank, s->tokens, channels, 1, w->gram + at, n, y, channels,
-                 i ? 1 : 0, b->token, s->tokens);
-        y += (size_t)s->tokens * channels;
+        cst_gemm(false, true, b->rank, s->tokens, channels, s->part[i].weight, w->gram + at, n, x,
+                 channels, i ? 1 : 0, b->token, s->tokens);
+        x += (size_t)s->tokens * channels;
         at += channels;
     }
     return cst_orthonormalize(s->tokens, b->rank, b->token, s->tokens, w->eigen);
@@ -166,7 +146,7 @@ static void fill_signs(float *x, size_t n) {
     for (size_t i = 0; i < n; i++, bits >>= 1) {
         if (i % 64 == 0)
             bits = cst_seeded_random_next(&random);
-        x[i] = bits & 1 ? 1 : -1;
+        x[i] = (float)(int)(2 * (bits & 1)) - 1;
     }
 }
 
@@ -176,29 +156,43 @@ static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_sh
     int r;
 
     fill_signs(w->z, (size_t)rows * s->heads * s->dims);
-    cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
+    cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
     r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
     for (int i = 0; i < POWER_ITERATIONS && !r; i++) {
-        cst_tucker_across_tokens(w->z, token, rows, s, w->y);
-        cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
+        cst_tucker_across_tokens(w->z, token, rows, s, w->y, true);
+        cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
         r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
     }
     return r;
 }
 
+/* The cell in the stronger third of the dimensions' directions is what the sketch is made of: the
+ * rest has little to say about tokens. */
+static struct cst_tucker_shape strong_part(const struct cst_tucker_shape *s, const float *dim,
+                                           const float *x, float *y) {
+    struct cst_tucker_shape strong = *s;
+
+    strong.dims = (s->dims + 2) / 3;
+    cst_gemm(false, true, s->tokens * s->heads, strong.dims, s->dims, 1, x, s->dims, dim, s->dims,
+             0, y, strong.dims);
+    return strong;
+}
+
 static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                            const struct cst_tucker_scratch *w) {
-    uint32_t rows = CST_MIN(b->rank + OVERSAMPLE, CST_MIN(s->tokens, s->heads * s->dims));
+                            const float *x, const struct cst_tucker_scratch *w) {
+    struct cst_tucker_shape strong = strong_part(s, b->dim, x, w->y);
+    uint32_t rows = CST_MIN(b->rank + OVERSAMPLE, CST_MIN(s->tokens, strong.heads * strong.dims));
     float *wide = w->eigen + cst_eigen_work(rows); /* rows x tokens */
     const float *z = w->z;
     int r;
 
-    r = sketch_tokens(wide, rows, s, w);
+    b->rank = CST_MIN(b->rank, rows);
+    r = sketch_tokens(wide, rows, &strong, w);
     if (r)
         return r;
-    cst_tucker_across_tokens(w->z, wide, rows, s, w->y);
+    cst_tucker_across_tokens(w->z, wide, rows, &strong, w->y, true);
     for (uint32_t i = 0; i < s->n_parts; i++) {
-        uint32_t channels = s->part[i].heads * s->dims;
+        uint32_t channels = strong.part[i].heads * strong.dims;
 
         cst_gram_rows(rows, channels, 1, z, channels, i ? 1 : 0, w->gram, rows);
         z += (size_t)rows * channels;
@@ -215,12 +209,14 @@ static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_
 
 /* Squares of the core, summed over heads, then over both ranks. */
 static void add_energies(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                         const struct cst_tucker_scratch *w) {
+                         const float *x, const struct cst_tucker_scratch *w) {
     uint32_t columns = s->dims + 1;
-    const float *core = w->z;
+    const float *core = w->y;
 
     memset(b->captured, 0, (size_t)(b->rank + 1) * columns * sizeof(double));
-    cst_tucker_across_tokens(w->z, b->token, b->rank, s, w->y);
+    cst_tucker_across_tokens(w->z, b->token, b->rank, s, x, true);
+    cst_gemm(false, true, b->rank * s->heads, s->dims, s->dims, 1, w->z, s->dims, b->dim, s->dims,
+             0, w->y, s->dims);
     for (uint32_t p = 0; p < s->n_parts; p++) {
         for (uint32_t i = 1; i <= b->rank; i++) {
             double *row = b->captured + (size_t)i * columns + 1;
@@ -247,14 +243,13 @@ int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_sh
 
     if (r)
         return r;
-    b->energy = turn(w->y, b, s, x);
     if (sketch)
-        r = tokens_by_sketch(b, s, w);
+        r = tokens_by_sketch(b, s, x, w);
     else if (s->heads * s->dims < s->tokens)
-        r = tokens_by_channels(b, s, w);
+        r = tokens_by_channels(b, s, x, w);
     else
-        r = tokens_by_tokens(b, s, w);
+        r = tokens_by_tokens(b, s, x, w);
     if (!r)
-        add_energies(b, s, w);
+        add_energies(b, s, x, w);
     return r;
 }

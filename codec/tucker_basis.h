@@ -10,6 +10,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,7 +33,7 @@ static inline size_t cst_tucker_size(const struct cst_tucker_shape *s) {
 
 struct cst_tucker_basis {
     uint32_t rank;    /* of the tokens, that were looked for */
-    double energy;    /* of the weighted cell */
+    double energy;    /* of the weighted cell; the caller's, as what is captured relates to it */
     float *dim;       /* [dims][dims]: row j is the j-th direction of the dimensions */
     float *token;     /* [rank][tokens]: row i is the i-th direction of the tokens */
     double *captured; /* [rank + 1][dims + 1]: energy in the first i and j directions */
@@ -47,9 +48,9 @@ struct cst_tucker_scratch {
 /*
  * Fills the basis, whose arrays have room for `rank` rows of tokens, rank <= tokens and <= heads x
  * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
- * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, 2 power iterations, a fixed seed); as
- * energies are relative to the whole cell's, what the sketch misses counts as not captured.
- * 0, or a condition of linalg.h.
+ * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, 2 power iterations, a fixed seed),
+ * which may find fewer than `rank`; as energies are relative to the whole cell's, what the sketch
+ * misses counts as not captured. 0, or a condition of linalg.h.
  */
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
                           const float *x, uint32_t sketch, const struct cst_tucker_scratch *w);
@@ -58,9 +59,10 @@ int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_sh
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns);
 
 /* out (rows x tokens) = sum over parts of a's part (rows x its channels) times that of x,
- * transposed; parts of a lie one after the other, as those of x. */
+ * transposed; parts of a lie one after the other, as those of x. Parts of x by their weights if
+ * asked. */
 void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
-                            const struct cst_tucker_shape *s, const float *x);
+                            const struct cst_tucker_shape *s, const float *x, bool weighted);
 /* out, part by part: token (rows x tokens) times the part of x. */
 void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
-                              const struct cst_tucker_shape *s, const float *x);
+                              const struct cst_tucker_shape *s, const float *x, bool weighted);

@@ -21,6 +21,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { SKETCH_ROUNDS = 1 }; /* that directions of a sketch still want, once their ranks are known */
+
 struct fit {
     struct cst_tucker *t;
     const struct cst_codec_work *w;
@@ -61,7 +63,7 @@ static bool load_cell(const struct fit *f) {
             at = (at + 1) % desc->n_segments;
         s = cst_stage_segment(&view, desc, &desc->segments[at], f->w->params->tokens,
                               f->w->params->first_position);
-        if (!cst_tucker_load(&m, x, mean, f->t->block + m.offset, &s, f->t->recipe, f->w))
+        if (!cst_tucker_load(&m, x, mean, f->t->block + m.offset, &s, NULL, f->w))
             return false;
         x += part_size(f, i);
         mean += (size_t)m.heads * f->shape.dims;
@@ -80,7 +82,7 @@ static void take_backbone(const struct fit *f) {
     float *left = f->left;
 
     if (f->rank_t) {
-        cst_tucker_across_tokens(left, t->token, f->rank_t, &f->shape, t->x);
+        cst_tucker_across_tokens(left, t->token, f->rank_t, &f->shape, t->x, false);
         cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
         cst_symmetrize(dims, t->scratch.gram, dims);
         cst_gemm(false, false, f->rank_t * f->shape.heads, dims, dims, 1, left, dims,
@@ -178,7 +180,7 @@ static bool fit_dims(const struct fit *f) {
     uint32_t dims = f->shape.dims;
     float *moved = t->scratch.z; /* free once the Gram matrix is made */
 
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, f->left);
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, f->left, false);
     weigh(f, t->scratch.z, f->rank_t, dims, false);
     cst_gram(f->rank_t * f->shape.heads, dims, 1, t->scratch.z, dims, 0, t->scratch.gram, dims);
     cst_symmetrize(dims, t->scratch.gram, dims);
@@ -191,19 +193,23 @@ static bool fit_dims(const struct fit *f) {
     return true;
 }
 
-/* Rows of `turned` are heads in the dimension directions, part by part. */
-static bool fit_tokens(const struct fit *f, struct cst_tucker_shape *turned) {
+/* Subspace iteration: the token directions of `from`, which goes to the dimension directions in
+ * `turned`, from those so far. */
+static bool iterate_tokens(const struct fit *f, const float *from, float *turned, int rounds) {
     struct cst_tucker *t = f->t;
-    uint32_t dims = f->shape.dims;
+    struct cst_tucker_shape shape = f->shape;
+    int r = 0;
 
-    /* t->x: tokens x heads x rank_d */
-    cst_gemm(false, true, f->shape.tokens * f->shape.heads, f->rank_d, dims, 1, f->left, dims,
-             t->dim, dims, 0, t->x, f->rank_d);
-    weigh(f, t->x, f->shape.tokens, f->rank_d, false);
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, turned, t->x);
-    cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, turned, t->x);
-    return !cst_orthonormalize(f->shape.tokens, f->rank_t, t->token, f->shape.tokens,
-                               t->scratch.eigen);
+    shape.dims = f->rank_d;
+    cst_gemm(false, true, shape.tokens * shape.heads, f->rank_d, f->shape.dims, 1, from,
+             f->shape.dims, t->dim, f->shape.dims, 0, turned, f->rank_d);
+    weigh(f, turned, shape.tokens, f->rank_d, false);
+    for (int i = 0; i < rounds && !r; i++) {
+        cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &shape, turned, false);
+        cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, &shape, turned, false);
+        r = cst_orthonormalize(shape.tokens, f->rank_t, t->token, shape.tokens, t->scratch.eigen);
+    }
+    return r == 0;
 }
 
 /* Stores directions of tokens by token. */
@@ -257,16 +263,19 @@ static bool fit_factors(const struct fit *f) {
     struct cst_tucker_shape turned = f->shape;
 
     turned.dims = f->rank_d;
-    if (!fit_dims(f) || !fit_tokens(f, &turned))
+    if (!fit_dims(f) || !iterate_tokens(f, f->left, t->x, 1))
         return false;
     put_tokens(f);
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &turned, t->x);
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &turned, t->x, false);
     weigh(f, t->scratch.z, f->rank_t, f->rank_d, true);
     put_core(f, t->scratch.z);
     return true;
 }
 
 static bool code_cell(const struct fit *f) {
+    /* a sketch has the directions only nearly */
+    if (f->t->recipe->sketch && f->rank_t && !iterate_tokens(f, f->t->x, f->left, SKETCH_ROUNDS))
+        return false;
     if (f->open->choice.bits) {
         take_backbone(f);
         if (!quantize(f))
@@ -286,7 +295,7 @@ bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_
     f.open->cell = UINT32_MAX;
     if (!t->hull[cell].n)
         return false;
-    f.open->choice = t->hull[cell].point[t->choice[cell]];
+    f.open->choice = *cst_hull_at(&t->hull[cell], t->choice[cell]);
     f.rank_t = f.open->choice.rank_t;
     f.rank_d = f.open->choice.rank_d;
     for (uint32_t i = 0; i < f.cell->n; i++)

@@ -27,7 +27,7 @@ const struct cst_tucker_recipe *cst_tucker_recipe(uint32_t preset) {
         4, { 0, 2, 4, 8 }, .weight_k = 1, .weight_v = 1
     };
     static const struct cst_tucker_recipe flash = {
-        4, { 0, 2, 4, 8 }, .sketch = true, .weight_k = 1, .weight_v = 1
+        4, { 0, 2, 4, 8 }, .level = true, .sketch = true, .weight_k = 1, .weight_v = 1
     };
     static const struct cst_tucker_recipe plus = { 7,
                                                    { 0, 2, 3, 4, 5, 6, 8 },
@@ -67,20 +67,21 @@ struct sums {
     float *zero;
 };
 
-static void sum_up(struct sums *s, uint8_t *b, const float *rows, uint32_t tokens,
-                   uint32_t channels, uint32_t padded, const struct cst_codec_ops *ops) {
+/* The means, and with `all` what the rows have around them and around 0. */
+static void sum_up(struct sums *s, uint8_t *b, const float *rows,
+                   const struct cst_coded_shape *shape, bool all, const struct cst_codec_ops *ops) {
+    size_t n = shape->channels;
     double *d = (void *)b;
 
-    *s = (struct sums){ d, d + channels, d + 2 * (size_t)channels,
-                        (void *)(d + 3 * (size_t)channels) };
-    memset(b, 0, channels * (3 * sizeof(double) + sizeof(float)));
-    for (uint32_t t = 0; t < tokens; t++)
-        ops->add(s->mean, rows + (size_t)t * padded, channels);
-    for (uint32_t c = 0; c < channels; c++)
-        s->mean[c] /= tokens;
-    for (uint32_t t = 0; t < tokens; t++)
-        ops->moments(s->deviation, s->energy, s->mean, rows + (size_t)t * padded, s->zero,
-                     channels);
+    *s = (struct sums){ d, d + n, d + 2 * n, (void *)(d + 3 * n) };
+    memset(b, 0, n * (3 * sizeof(double) + sizeof(float)));
+    for (uint32_t t = 0; t < shape->coded; t++)
+        ops->add(s->mean, rows + (size_t)t * shape->padded, n);
+    for (uint32_t c = 0; c < n; c++)
+        s->mean[c] /= shape->coded;
+    for (uint32_t t = 0; all && t < shape->coded; t++)
+        ops->moments(s->deviation, s->energy, s->mean, rows + (size_t)t * shape->padded, s->zero,
+                     n);
 }
 
 /* Whether the bits that means save, log2(energy / deviation) / 2 a value, exceed their own. */
@@ -88,31 +89,38 @@ static bool means_pay(double energy, double deviation, uint32_t tokens) {
     return energy > deviation * cst_fixed_exp(22.180709777918249 / tokens);
 }
 
+/* What the plan wants to know of a segment's rows. false: no deviation. */
+static bool judge(struct cst_tucker_member *m, const struct sums *sums, uint32_t channels,
+                  uint32_t tokens, const struct cst_tucker_recipe *recipe) {
+    double energy = 0;
+
+    m->deviation = 0;
+    for (uint32_t c = 0; c < channels; c++) {
+        energy += sums->energy[c];
+        m->deviation += sums->deviation[c];
+    }
+    m->mean = recipe->means && means_pay(energy, m->deviation, tokens);
+    m->energy = m->mean ? m->deviation : energy;
+    m->weight = recipe->level ? (float)(1 / sqrt(m->energy / tokens)) : 1;
+    return m->deviation > 0;
+}
+
 bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const uint8_t *seg,
                      const struct cst_stage_segment *s, const struct cst_tucker_recipe *recipe,
                      const struct cst_codec_work *w) {
     struct cst_coded_header head = { .flags = s->rotated ? CST_CODED_UNROTATED : 0 };
     struct cst_coded_shape shape = cst_coded_shape(s, 8);
-    double energy = 0, deviation = 0;
     const float *row = w->plane;
-    struct sums sums;
+    struct sums sums = { 0 };
 
     if (!shape.coded || !cst_coded_load(&head, seg, s, w) || head.exponent < EXPONENT_MIN ||
         head.exponent > EXPONENT_MAX)
         return false;
-    sum_up(&sums, w->b, row, shape.coded, shape.channels, shape.padded, w->ops);
-    for (uint32_t c = 0; c < shape.channels; c++) {
-        energy += sums.energy[c];
-        deviation += sums.deviation[c];
-    }
-    if (!(deviation > 0))
-        return false;
     m->exponent = head.exponent;
-    m->deviation = deviation;
-    m->mean = recipe->means && means_pay(energy, deviation, shape.coded);
-    m->weight = 1;
-    if (recipe->level)
-        m->weight = (float)(1 / sqrt((m->mean ? deviation : energy) / shape.coded));
+    if (recipe || m->mean)
+        sum_up(&sums, w->b, row, &shape, recipe != NULL, w->ops);
+    if (recipe && !judge(m, &sums, shape.channels, shape.coded, recipe))
+        return false;
     for (uint32_t c = 0; c < shape.channels; c++)
         mean[c] = m->mean ? (float)sums.mean[c] : 0;
     for (uint32_t t = 0; t < shape.coded; t++, row += shape.padded) {
@@ -243,21 +251,22 @@ static void close_cell(struct planner *p) {
     shape.dims = p->cell->dims;
     shape.n_parts = p->cell->n;
     shape.heads = p->cell->heads;
+    p->basis = (struct cst_tucker_basis){
+        .rank = most_directions(p), .dim = t->dim, .token = t->token, .captured = t->captured
+    };
     p->most = 0;
     for (uint32_t i = 0; i < shape.n_parts; i++) {
         const struct cst_tucker_member *m = &t->member[p->cell->first + i];
 
         t->part[i] = (struct cst_tucker_part){ m->heads, m->weight };
         p->most += m->deviation * (double)m->weight * (double)m->weight;
+        p->basis.energy += m->energy * (double)m->weight * (double)m->weight;
     }
-    p->basis = (struct cst_tucker_basis){
-        .rank = most_directions(p), .dim = t->dim, .token = t->token, .captured = t->captured
-    };
     whole = p->basis.rank >= CST_MIN(t->tokens, shape.heads * shape.dims);
     p->weight = p->cell->tensor == CST_TENSOR_K ? t->recipe->weight_k : t->recipe->weight_v;
     if (t->recipe->level)
         p->weight *= shape.n_parts;
-    t->hull[t->n_cells].n = 0;
+    t->hull[t->n_cells].n = t->hull[t->n_cells].n_other = 0;
     if (!cst_tucker_basis_make(&p->basis, &shape, t->x, t->recipe->sketch && !whole, &t->scratch)) {
         p->most *= MOST_LEFT * p->weight / p->basis.energy;
         keep_basis(p);
@@ -349,5 +358,5 @@ void cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_posit
     t->budget -= CST_MIN(t->budget, fixed);
     t->over_budget = t->n_cells && !cst_allocate(t->choice, t->hull, t->n_cells, t->budget);
     for (uint32_t c = 0; c < t->n_cells; c++)
-        t->planned += t->hull[c].n ? t->hull[c].point[t->choice[c]].cost : 0;
+        t->planned += t->hull[c].n ? cst_hull_at(&t->hull[c], t->choice[c])->cost : 0;
 }

@@ -180,7 +180,6 @@ static void bases_capture_what_numpy_finds(void **state) {
 
     cell_init(&c, row);
     assert_int_equal(cst_tucker_basis_make(&c.basis, &c.shape, c.x, 0, &c.scratch), 0);
-    assert_true(fabs(c.basis.energy / row->energy - 1) < 1e-5);
     check_orthonormal(c.basis.dim, row->dims, row->dims);
     check_orthonormal(c.basis.token, c.basis.rank, row->tokens);
     for (int i = 0; i < PROBES; i++)
@@ -289,7 +288,7 @@ static uint64_t planned(struct case_block *c, const struct cst_encode_params *p,
     t = w.dense;
     *error = 0;
     for (uint32_t i = 0; i < t->n_cells; i++)
-        *error += t->hull[i].point[t->choice[i]].error;
+        *error += cst_hull_at(&t->hull[i], t->choice[i])->error;
     return t->planned;
 }
 

@@ -76,8 +76,8 @@ static struct sum sum_of(const struct cst_hull *hull, const uint32_t *choice) {
     struct sum s = { 0 };
 
     for (uint32_t c = 0; c < CELLS; c++) {
-        s.cost += hull[c].point[choice[c]].cost;
-        s.error += hull[c].point[choice[c]].error;
+        s.cost += cst_hull_at(&hull[c], choice[c])->cost;
+        s.error += cst_hull_at(&hull[c], choice[c])->error;
     }
     return s;
 }
@@ -97,7 +97,7 @@ static double best(const struct cst_hull *hull, uint32_t cells, uint64_t budget)
 }
 
 static void choices_keep_the_budget_and_more_of_it_never_hurts(void **state) {
-    struct cst_hull hull[CELLS];
+    static struct cst_hull hull[CELLS];
     struct cst_seeded_random r;
     uint32_t choice[CELLS];
 
