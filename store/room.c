@@ -82,8 +82,9 @@ static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) 
     return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
 }
 
-/* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first. */
-static bool can_empty(const struct cst_slab_slots *s) {
+/* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first;
+ * what could be if it were packed goes only when there is no other way. */
+static bool can_empty(const struct cst_slab_slots *s, bool no_other_way) {
     unsigned budget = SUBTREE_NODES;
 
     for (uint32_t i = 0; i < s->n_slots; i++) {
@@ -91,7 +92,8 @@ static bool can_empty(const struct cst_slab_slots *s) {
 
         if (!b || is_spare(s, b))
             continue;
-        if (!cst_block_subtree_idle(b, &budget) || cst_cold_spill(b))
+        if (!cst_block_subtree_idle(b, &budget) || cst_cold_spill(b) ||
+            (!no_other_way && cst_cold_wants_frame(b)))
             return false;
     }
     return true;
@@ -138,7 +140,7 @@ static bool empty_older(struct cst_space *space, const struct cst_list *own, uin
             space->store->held_bytes + s->slab.mem.size > HELD_AT_EASE)
             continue;
         tried++;
-        if (can_empty(s)) {
+        if (can_empty(s, before == UINT64_MAX)) {
             struct cst_space *owner = s->slab.space;
 
             empty_slab(s);
