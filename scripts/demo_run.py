@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the demo: a private daemon, two workers, three prompts. See scripts/demo.
+"""Runs the demo: a private daemon, two workers, three prompts, a restart. See scripts/demo.
 
 usage: demo_run.py [--json] ENGINE BUILD
 
@@ -115,20 +115,57 @@ def common_prefix(a, b):
     return n
 
 
-def run(engine, build, folder):
+def start_daemon(build, socket_path, disk):
+    return ending(subprocess.Popen(
+        [build / "daemon" / "cisternd", "--socket", socket_path, "--directory", disk,
+         "--disk", "1GiB", "--key-file", f"{disk}.key"],
+        preexec_fn=in_background))
+
+
+def run(engine, build, folder, disk):
     socket_path = os.path.join(folder, "cistern.sock")
     say("starting a private daemon and two workers")
+    os.mkdir(disk, 0o700)
+    with open(f"{disk}.key", "xb", opener=lambda p, f: os.open(p, f, 0o600)) as key:
+        key.write(os.urandom(32))
     with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(ending(subprocess.Popen(
-            [build / "daemon" / "cisternd", "--socket", socket_path],
-            preexec_fn=in_background)))
+        first_life = stack.enter_context(contextlib.ExitStack())
+        daemon = first_life.enter_context(start_daemon(build, socket_path, disk))
         wait_for_daemon(daemon, socket_path)
         first, second = (Worker(engine, socket_path, daemon) for _ in range(2))
         for worker in (first, second):
             stack.enter_context(ending(worker.process))
         for worker in (first, second):
             worker.read()
-        return measure(first, second, socket_path)
+        result, texts, prompt = measure(first, second, socket_path)
+        say("restart: the daemon stops, writes its blocks to disk, and a new one finds them")
+        started = time.monotonic()
+        first_life.close()
+        result["stop_s"] = time.monotonic() - started
+        started = time.monotonic()
+        daemon = stack.enter_context(start_daemon(build, socket_path, disk))
+        wait_for_daemon(daemon, socket_path)
+        result["start_s"] = time.monotonic() - started
+        measure_disk(result, second, daemon, socket_path, prompt)
+        return result, texts
+
+
+def measure_disk(result, worker, daemon, socket_path, prompt):
+    """The third act: the same prompt once more; its blocks come from disk."""
+    result["blocks_found"] = stats(socket_path)["recovered_blocks"]
+    worker.ask("reconnect", daemon_pid=daemon.pid)
+    disk = worker.ask("restored", tokens=prompt)
+    result |= {
+        "ttft_disk_s": disk["ttft_s"],
+        "wall_disk_s": disk["ttft_wall_s"],
+        "disk_reused": disk["reused"],
+        "evaluated_disk": disk["evaluated"],
+        "disk_ids": disk["ids"],
+        "blocks_read": stats(socket_path)["cold_reads"],
+    }
+    result["answers_agree"] &= disk["ids"] == result["reference_ids"]
+    if disk["error"]:
+        result["errors"].append(disk["error"])
 
 
 def measure(first, second, socket_path):
@@ -183,7 +220,7 @@ def measure(first, second, socket_path):
         "blocks_served_before": before["served_blocks"],
         "blocks_served_after": after["served_blocks"],
         "bytes": {tier: after[f"{tier}_bytes"] for tier in ("hot", "packed", "packed_decoded")},
-    }, {"cold": cold["text"], "question": question["text"]}
+    }, {"cold": cold["text"], "question": question["text"]}, prompt
 
 
 def table(result, texts):
@@ -194,6 +231,8 @@ def table(result, texts):
          result["tokens_reused"], result["evaluated_warm"]),
         ("question", "second", result["ttft_question_s"], result["wall_question_s"],
          result["question_reused"], result["evaluated_question"]),
+        ("from disk", "second", result["ttft_disk_s"], result["wall_disk_s"],
+         result["disk_reused"], result["evaluated_disk"]),
     ]
     print(f"\n{result['prompt_tokens']} tokens of prompt; the question differs in its last "
           f"{result['question_tokens']} tokens\n")
@@ -209,6 +248,8 @@ def table(result, texts):
     print(f"the daemon holds {tiers['hot'] / 2**20:.1f} MiB ready to read and "
           f"{tiers['packed'] / 2**20:.1f} MiB packed (from {tiers['packed_decoded'] / 2**20:.1f} MiB); "
           f"it served {result['blocks_served_after'] - result['blocks_served_before']} blocks")
+    print(f"restart: stopped in {result['stop_s']:.2f} s, ready in {result['start_s']:.2f} s, "
+          f"{result['blocks_found']} blocks found on disk, {result['blocks_read']} read")
     print("answers agree with the engine's own saved state: "
           + ("yes" if result["answers_agree"] else "NO"))
     print(f"\ncold says:      {texts['cold'].strip()!r}\nquestion says:  {texts['question'].strip()!r}")
@@ -225,7 +266,8 @@ def main():
         arguments.build / "client" / "llama" / "libcistern-llama.so.0")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="cistern-demo-") as folder:
-        result, texts = run(arguments.engine, arguments.build, folder)
+        result, texts = run(arguments.engine, arguments.build, folder,
+                            os.path.join(folder, "disk"))
     table(result, texts)
     if arguments.json:
         print(json.dumps(result))

@@ -15,10 +15,11 @@ from pathlib import Path
 import llama_cpp.llama_cpp as llama
 import numpy
 
-from cistern import Client
+from cistern import CisternError, Client
 from cistern.llama import Session
 
 N_CTX, N_BATCH, ANSWER = 4096, 512, 32
+RECONNECT_LIMIT_S = 20
 
 
 def daemon_cpu_s(pid):
@@ -136,6 +137,18 @@ class Worker:
 
     def tokenize(self, text):
         return {"tokens": self.engine.tokenize(text)}
+
+    def reconnect(self, daemon_pid):
+        """To the next daemon: the library connects again by itself."""
+        self.daemon_pid = daemon_pid
+        limit = time.monotonic() + RECONNECT_LIMIT_S
+        while time.monotonic() < limit:
+            try:
+                self.client.ping()
+                return {}
+            except CisternError:
+                time.sleep(0.02)
+        raise RuntimeError("the new daemon does not answer")
 
     def daemon_cpu(self):
         return {"s": daemon_cpu_s(self.daemon_pid)}
