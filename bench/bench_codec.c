@@ -2,10 +2,11 @@
 /*
  * codec.PRESET.*: frames of a real model's cache, as an engine lays it out, in 64-token blocks.
  *
- *   ratio              bytes of the blocks over bytes of their frames
+ *   ratio              bytes of the blocks over bytes of their frames; of learned presets in sample
  *   nmse_k, nmse_v     squared error of keys and of values over their energy, mean over the layers
  *   encode_over_memcpy rate of encoding over rate of memcpy of the blocks
  *   decode_over_memcpy rate of decoding over rate of memcpy of the decoded bytes
+ *   decode_over_limit  klt, deep: time of its dense products alone over time of decoding
  *   decode_over_zstd1  the same over zstd -1 decoding the blocks' bytes as they are
  *
  * An operation is one block of a working set of 256 MiB or more, so neither side finds its input
@@ -16,6 +17,7 @@
 
 #include "base/mem.h"
 #include "bench/bench.h"
+#include "bench/bench_dense.h"
 #include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/preset.h"
@@ -62,6 +64,7 @@ struct cache {
     uint8_t *blocks;
     size_t n, per_text;
     uint32_t first_position; /* of each text */
+    struct cst_dense *dense; /* for presets that need side data; else NULL */
 };
 
 static uint32_t position_of(const struct cache *c, size_t block) {
@@ -150,6 +153,7 @@ static void cache_deinit(struct cache *c) {
     cst_free(c->desc.layers);
     cst_free(c->desc.segments);
     cst_free(c->blocks);
+    cst_dense_free(c->dense);
 }
 
 /* A side of a comparison: encoded blocks that go, one an operation, to their places in `out`. */
@@ -192,6 +196,7 @@ static const uint8_t *block_of(const struct set *s, size_t i) {
 static int encode_frame(struct set *s, size_t i, struct cst_frame_info *info) {
     struct cst_encode_params p = { s->preset, TOKENS, position_of(s->cache, i), 1 };
 
+    cst_dense_encode_params(s->cache->dense, &p);
     return cst_frame_encode(s->encoded + i * s->room, s->room, block_of(s, i), &s->cache->desc, &p,
                             s->work, s->work_len, &s->length[i], info)
                ? -EINVAL
@@ -241,11 +246,13 @@ static int run_encode(void *arg, unsigned ops) {
 static int run_decode(void *arg, unsigned ops) {
     struct set *s = arg;
     const struct cst_descriptor *desc = &s->cache->desc;
+    struct cst_decode_params p = CST_DECODE_ALL;
 
+    cst_dense_decode_params(s->cache->dense, &p);
     for (; ops--; s->next = (s->next + 1) % s->n) {
         if (cst_frame_decode(s->out + s->next * desc->block_bytes, desc->block_bytes,
-                             s->encoded + s->next * s->room, s->length[s->next], desc,
-                             &CST_DECODE_ALL, s->work, s->work_len))
+                             s->encoded + s->next * s->room, s->length[s->next], desc, &p, s->work,
+                             s->work_len))
             return -EBADMSG;
     }
     return 0;
@@ -303,8 +310,9 @@ static void report_ratio(const struct set *ours, const struct set *zstd, float e
     ratio.value = bytes * (double)ours->n / (double)ours->bytes;
     if (ours->preset == CST_PRESET_LOSSLESS)
         ratio.sense = CST_AT_LEAST, ratio.target = 1.4;
-    cst_report(&ratio, "\"error\": %.4f, \"zstd1_ratio\": %.3f", (double)error,
-               bytes * (double)zstd->n / (double)zstd->bytes);
+    cst_report(&ratio, "\"error\": %.4f, \"zstd1_ratio\": %.3f, \"in_sample\": %s", (double)error,
+               bytes * (double)zstd->n / (double)zstd->bytes,
+               cst_preset_needs_side(ours->preset) ? "true" : "false");
 }
 
 /* Squared errors and energies of segment i, added up over all different blocks. */
@@ -383,7 +391,26 @@ static int bench_preset(const struct cache *cache, uint32_t preset, struct set *
     if (!r && preset == CST_PRESET_LOSSLESS)
         r = compare(run_decode, &ours, "decode_over_zstd1", (struct cst_side){ run_zstd, zstd },
                     at_least_1);
+    if (!r && cst_preset_needs_side(preset)) {
+        struct cst_dense_probe probe = { cache->dense, preset == CST_PRESET_DEEP };
+        const struct cst_figure limit = { .sense = CST_AT_LEAST, .target = 0.7 };
+
+        r = compare(run_decode, &ours, "decode_over_limit",
+                    (struct cst_side){ cst_dense_run, &probe }, limit);
+    }
     set_deinit(&ours);
+    return r;
+}
+
+static int learn(struct cache *cache) {
+    uint32_t *position = cst_calloc(cache->n, sizeof(*position));
+    int r = position ? 0 : -ENOMEM;
+
+    for (size_t i = 0; !r && i < cache->n; i++)
+        position[i] = position_of(cache, i);
+    if (!r)
+        r = cst_dense_new(&cache->dense, &cache->desc, cache->blocks, position, cache->n);
+    cst_free(position);
     return r;
 }
 
@@ -413,7 +440,9 @@ int cst_bench_codec(void) {
             memset(out, 1, n * block); /* its pages are there */
         }
         for (uint32_t preset = 0; !r && preset < CST_PRESETS; preset++) {
-            if (cst_preset_name(preset) && !cst_preset_needs_side(preset))
+            if (cst_preset_needs_side(preset) && !cache.dense)
+                r = learn(&cache);
+            if (!r && cst_preset_name(preset))
                 r = bench_preset(&cache, preset, &copies, &zstd);
         }
     }
