@@ -4,8 +4,8 @@
  * Invariants: 1. a message opens only with the key, nonce, additional data and length that it was
  * sealed with; 2. nothing of the plain text is trusted before the tag is checked: a failed open
  * leaves garbage that callers drop; 3. the nonce is the caller's counter and never chosen here.
- * Any thread. The text is taken in slices that stay in the cache, since plain CRC, tag and copy
- * each go over it.
+ * Any thread. The text is taken in slices that stay in the cache, since CRC and copy (or
+ * cipher) each go over it.
  */
 #include "store/seg_crypt.h"
 
@@ -115,19 +115,19 @@ static int seal_gcm(const struct cst_seal *seal, uint64_t nonce, struct cst_seal
 
 static int seal_crc(struct cst_seal_aad aad, const uint8_t *src, uint8_t *dst, size_t n,
                     uint8_t tag[CST_DISK_TAG], uint32_t *crc) {
-    uint32_t sum = aad_crc(aad);
+    uint32_t sum = 0;
 
     for (size_t at = 0; at < n; at += SLICE) {
         size_t len = CST_MIN(n - at, (size_t)SLICE);
 
-        if (crc)
-            *crc = cst_crc32c(*crc, src + at, len);
+        sum = cst_crc32c(sum, src + at, len);
         if (dst != src)
             memcpy(dst + at, src + at, len);
-        sum = cst_crc32c(sum, dst + at, len);
     }
+    if (crc)
+        *crc = sum;
     memset(tag, 0, CST_DISK_TAG);
-    cst_store32(tag, sum);
+    cst_store32(tag, cst_crc32c_combine(aad_crc(aad), sum, n));
     return 0;
 }
 

@@ -49,10 +49,27 @@ static void equals_bitwise_at_any_split(void **state) {
     }
 }
 
+/* Of any split of any length: what the whole's bytes give. */
+static void test_combine(void **state) {
+    uint8_t data[3000];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)(i * i + 13 * i);
+    for (size_t n = 0; n < sizeof(data); n += 1 + n / 7) {
+        for (size_t at = 0; at <= n; at += 1 + n / 5) {
+            uint32_t a = cst_crc32c(0, data, at), b = cst_crc32c(0, data + at, n - at);
+
+            assert_int_equal(cst_crc32c_combine(a, b, n - at), cst_crc32c(0, data, n));
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rfc3720_vectors),
         cmocka_unit_test(equals_bitwise_at_any_split),
+        cmocka_unit_test(test_combine),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
