@@ -152,8 +152,7 @@ int cst_seg_slurp(struct cst_seg *seg, const char *name, size_t cap, uint8_t **o
 struct listing {
     uint32_t *ids;
     size_t n, cap;
-    bool ours, others, news; /* keys or a checkpoint; anything else; files being written */
-    int status;
+    bool ours, others; /* keys or a checkpoint; anything else */
 };
 
 static bool is_name(const char *name, const char *of) {
@@ -406,6 +405,15 @@ static int check_options(struct cst_seg *seg, char *message, size_t cap) {
     return 0;
 }
 
+/* A file that was being written when the last run ended is worth nothing. */
+static void remove_new(struct cst_seg *seg) {
+    static const char *const names[] = { CST_DISK_KEYS_NAME CST_DISK_NEW_SUFFIX,
+                                         CST_DISK_CHECKPOINT_NAME CST_DISK_NEW_SUFFIX };
+
+    for (size_t i = 0; !seg->read_only && i < CST_COUNT(names); i++)
+        (void)cst_aio_unlink(seg->env.aio, names[i]); /* most of the time there is none */
+}
+
 static int open_all(struct cst_seg *seg, char *message, size_t cap) {
     struct listing l = { 0 };
     int r = super_open(seg, message, cap);
@@ -418,6 +426,8 @@ static int open_all(struct cst_seg *seg, char *message, size_t cap) {
         r = check_options(seg, message, cap);
     if (!r)
         r = segments_open(seg, &l, message, cap);
+    if (!r)
+        remove_new(seg);
     if (!r && seg->options.crypt == CST_SEG_CRYPT_AES)
         r = cst_seg_keys_open(seg, l.n, message, cap);
     cst_free(l.ids);
