@@ -52,6 +52,11 @@ def test_what_the_demo_shows(tmp_path):
     assert shown["warm_ids"] == shown["reference_ids"]
     assert shown["question_ids"] == shown["question_reference_ids"] != shown["warm_ids"]
     assert len(shown["warm_ids"]) == len(shown["question_ids"]) == 32
+    # After a restart it is warm from disk.
+    assert shown["disk_reused"] == prompt - 1 and shown["evaluated_disk"] == 1
+    assert shown["ttft_disk_s"] <= shown["ttft_cold_s"] / 15
+    assert shown["disk_ids"] == shown["reference_ids"]
+    assert shown["blocks_found"] >= shown["blocks_read"] == -(-shown["disk_reused"] // 64)
     # By the daemon's count: the blocks of both prompts.
     served = shown["blocks_served_after"] - shown["blocks_served_before"]
     assert served == -(-shown["tokens_reused"] // 64) + -(-shown["question_reused"] // 64)
