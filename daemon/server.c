@@ -76,6 +76,7 @@ static int make_store(struct cst_server *server) {
         .spaces_max = (uint32_t)c->spaces,
         .side_bytes = CST_MAX(c->side_data, UINT64_C(1)),
         .learn_wait_ns = c->learn_wait,
+        .workers = (uint32_t)c->workers,
         .policy = policies[c->policy],
     };
     const struct cst_store_env env = {

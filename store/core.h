@@ -10,7 +10,8 @@
 enum {
     CST_ENCODES_MAX = 2,             /* at a time */
     CST_ENCODE_FREE = 12 << 20,      /* heap of an encode that no memory limit counts */
-    CST_WORK_MAX = 16 << 20,         /* workspace of one decode; layouts that need more stay hot */
+    CST_WORK_MAX = 16 << 20,         /* workspace without loss; layouts that need more stay hot */
+    CST_DENSE_MAX = 64 << 20,        /* of any preset; one that needs more is passed over */
     CST_ENCODES_MAX_BLOCK = 8 << 20, /* larger blocks: one at a time */
     CST_VICTIMS_SCANNED = 64,        /* a few victims may be busy: how far to look */
 };
@@ -38,6 +39,7 @@ struct cst_store {
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
     uint64_t encode_bytes;                        /* heap of large encodes under way */
     uint64_t side_bytes;                          /* side data */
+    uint64_t work_bytes; /* workspaces of jobs, as many as there are workers */
     uint64_t uses;
     uint32_t now_s; /* of the clock, at the last tick */
     uint64_t leases, reserved;
@@ -95,6 +97,7 @@ struct cst_space {
     struct cst_list wait_decodes, wait_puts, wait_encodes; /* for a slot */
     bool making_hot, making_packed;
     size_t encodes;
+    uint64_t work_bytes;       /* workspace of the largest preset that its frames may have */
     uint64_t encode_bytes;     /* of memory that an encode takes; UINT64_MAX: never encoded */
     uint32_t packed_class;     /* size class of the last frame */
     uint64_t encode_failed_ns; /* when packing found no room or memory */
@@ -152,6 +155,9 @@ void cst_space_index_ghosts(struct cst_space *space);
 void cst_space_reap(struct cst_space *space);
 /* It is empty. */
 void cst_space_free(struct cst_space *space);
+/* Counts the workspaces that jobs may have at a time: after a space came or went, or its presets
+ * changed. */
+void cst_space_count_work(struct cst_store *store);
 /* Every block, stored or not. Returns how many had bytes. */
 uint64_t cst_space_remove_all(struct cst_space *space, enum cst_gone why);
 

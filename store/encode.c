@@ -89,8 +89,11 @@ static int encode(struct encode *e) {
     uint8_t *work;
     int r;
 
-    for (unsigned i = 0; i < e->choices.n; i++)
-        work_len = CST_MAX(work_len, cst_codec_work_size(desc, e->choices.try[i].preset));
+    for (unsigned i = 0; i < e->choices.n; i++) {
+        size_t need = cst_codec_work_size(desc, e->choices.try[i].preset);
+
+        work_len = CST_MAX(work_len, need <= CST_DENSE_MAX ? need : 0);
+    }
     e->frame = cst_malloc(cap);
     heap = cst_malloc(work_len + CST_SLOT_ALIGN);
     if (!e->frame || !heap)
@@ -102,7 +105,8 @@ static int encode(struct encode *e) {
     r = CST_CODEC_E_PRESET;
     for (e->used = 0; e->used < e->choices.n; e->used++) {
         r = encode_as(e, &e->choices.try[e->used], cap, work, work_len);
-        if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET && r != CST_CODEC_E_SIDE)
+        if (r != CST_CODEC_E_BOUND && r != CST_CODEC_E_PRESET && r != CST_CODEC_E_SIDE &&
+            r != CST_CODEC_E_SMALL) /* needs more than CST_DENSE_MAX */
             break;
         e->missed |= r == CST_CODEC_E_BOUND;
     }

@@ -11,7 +11,8 @@
  * too, so that a class which is no longer used does not keep its memory.
  *
  * Invariants
- *   1. slabs (made and being made) + index + heap of large encodes + side data <= options.memory.
+ *   1. slabs (made and being made) + index + heap of large encodes + side data + workspaces of jobs
+ *      <= options.memory; workspaces count up to an eighth of it.
  *   2. Nothing is taken from a block that is leased, pinned, waited for, not stored, or above one
  *      that is: only idle leaves, or whole subtrees of such, are evicted.
  *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
@@ -49,7 +50,8 @@ static uint64_t headroom(const struct cst_store *store) {
 }
 
 static uint64_t used_bytes(const struct cst_store *store) {
-    return store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes;
+    return store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes +
+           store->work_bytes;
 }
 
 bool cst_room_has(const struct cst_store *store, uint64_t bytes) {

@@ -8,6 +8,7 @@
  */
 #include "base/err.h"
 #include "base/mem.h"
+#include "store/choice.h"
 #include "store/core.h"
 #include "store/prefix_trie.h"
 
@@ -103,6 +104,35 @@ static uint64_t encode_bytes(const struct cst_descriptor *desc) {
     return all > CST_ENCODE_FREE ? all : 0;
 }
 
+static uint64_t work_of(const struct cst_space *s) {
+    static const struct cst_side some;
+    struct cst_choices choices;
+    uint64_t most = 0;
+
+    cst_choices(&choices, s->klass, cst_store_preset(s->store, s->klass), &some);
+    for (uint32_t i = 0; i < choices.n; i++) {
+        uint64_t work = cst_codec_work_size(s->desc, choices.try[i].preset);
+
+        if (work <= CST_DENSE_MAX)
+            most = CST_MAX(most, work);
+    }
+    return most;
+}
+
+void cst_space_count_work(struct cst_store *store) {
+    uint64_t most = 0;
+
+    for (const struct cst_list *it = store->spaces.next; it != &store->spaces; it = it->next) {
+        struct cst_space *s =
+            cst_container_of((struct cst_list *)(uintptr_t)it, struct cst_space, link);
+
+        if (!s->work_bytes)
+            s->work_bytes = work_of(s);
+        most = CST_MAX(most, s->work_bytes);
+    }
+    store->work_bytes = CST_MIN(most * store->options.workers, store->options.memory / 8);
+}
+
 static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descriptor *desc,
                                    const uint8_t fingerprint[32]) {
     struct cst_space *s = cst_calloc(1, sizeof(*s));
@@ -156,6 +186,7 @@ int cst_space_open(struct cst_space **out, struct cst_namespace *ns, struct cst_
     s->desc_free = desc_free;
     s->kind = kind;
     s->klass = klass;
+    cst_space_count_work(s->store);
     r = cst_room_index(s, 0);
     if (r) { /* desc stays the caller's */
         s->desc_free = keep;
@@ -197,6 +228,8 @@ static void add_counters(struct cst_space_stats *to, const struct cst_space_stat
 }
 
 void cst_space_free(struct cst_space *s) {
+    struct cst_store *store = s->store;
+
     cst_side_free_all(s);
     cst_cold_forget_space(s);
     add_counters(&s->ns->past, &s->stats);
@@ -212,6 +245,7 @@ void cst_space_free(struct cst_space *s) {
     s->ns->n_spaces--;
     (void)s->desc_free(s->desc);
     cst_free(s);
+    cst_space_count_work(store);
 }
 
 void cst_space_reap(struct cst_space *s) {

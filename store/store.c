@@ -165,9 +165,14 @@ int cst_store_new(struct cst_store **out, const struct cst_store_options *option
 
 void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
                           const struct cst_encode_params *params) {
+    struct cst_list *it;
+
     store->preset_is_set[klass] = params;
     if (params)
         store->presets[klass] = *params;
+    for (it = store->spaces.next; it != &store->spaces; it = it->next)
+        cst_list_entry(it, struct cst_space, link)->work_bytes = 0;
+    cst_space_count_work(store);
 }
 
 void cst_store_stop(struct cst_store *store) {
@@ -224,8 +229,8 @@ bool cst_store_tick(struct cst_store *store) {
 void cst_store_stats(const struct cst_store *store, struct cst_store_stats *out) {
     *out = (struct cst_store_stats){
         .memory_limit = store->options.memory,
-        .memory_used =
-            store->slab_bytes + store->index_bytes + store->encode_bytes + store->side_bytes,
+        .memory_used = store->slab_bytes + store->index_bytes + store->encode_bytes +
+                       store->side_bytes + store->work_bytes,
         .index_limit = store->options.index,
         .index_used = store->index_bytes,
         .held_bytes = store->held_bytes,

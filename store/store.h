@@ -60,6 +60,7 @@ struct cst_store_options {
     uint64_t busy_ns;       /* how long a writer keeps a key for itself; 0: 5 s */
     uint32_t spaces_max;    /* per namespace; 0: 256 */
     const char *policy;     /* of cst_evict_by_name(); NULL: "cost" */
+    uint32_t workers;       /* jobs that run at a time: their workspaces count; 0: they don't */
     uint64_t side_bytes;    /* side data of a space; 0: 64 MiB */
     uint64_t learn_wait_ns; /* a lossy space waits so long after a put for more to learn from */
 };

@@ -62,6 +62,7 @@ struct world *world_new(const struct world_options *o) {
         .spaces_max = o->spaces_max,
         .policy = o->policy,
         .side_bytes = o->side_bytes,
+        .workers = o->workers,
         .learn_wait_ns = o->learn_wait_ns,
     };
 

@@ -28,7 +28,7 @@ struct world {
 
 struct world_options {
     uint64_t seed, memory, index, max_age_ns, pin_bytes, side_bytes, learn_wait_ns;
-    uint32_t spaces_max;
+    uint32_t spaces_max, workers;
     const char *policy;
     bool manual_jobs;
 };

@@ -697,6 +697,28 @@ static void giant_segments_stay_hot(void **state) {
     end_world(w);
 }
 
+/* As many workspaces as there are workers, of the largest preset of any space, while there is one.
+ */
+static void workspaces_count(void **state) {
+    struct world *w = world_new(&(struct world_options){ .seed = 1, .workers = 3 });
+    struct cst_space *exact, *lossy;
+    uint64_t lossless, most = 0;
+
+    assert_int_equal(w->store->work_bytes, 0);
+    exact = world_space(w, "a", 1, CST_KIND_FLAT, CST_CLASS_LOSSLESS);
+    lossless = cst_codec_work_size(cst_space_descriptor(exact), CST_PRESET_LOSSLESS);
+    assert_int_equal(w->store->work_bytes, 3 * lossless);
+    lossy = world_space(w, "a", 1, CST_KIND_FLAT, CST_CLASS_SMALL_LOSS);
+    for (uint32_t p = CST_PRESET_KLT; p <= CST_PRESET_DEEP; p++)
+        most = CST_MAX(most, cst_codec_work_size(cst_space_descriptor(exact), p));
+    assert_int_equal(w->store->work_bytes, 3 * most);
+    (void)cst_space_unref(lossy);
+    assert_int_equal(w->store->work_bytes, 3 * lossless);
+    (void)cst_space_unref(exact);
+    assert_int_equal(w->store->work_bytes, 0);
+    end_world(w);
+}
+
 /* Slot classes: closed form against a search. */
 static void packed_classes_are_close(void **state) {
     for (uint32_t c = 0; c + 1 < CST_PACKED_CLASSES; c++) {
@@ -736,6 +758,7 @@ int main(void) {
         cmocka_unit_test(large_encodes_count),
         cmocka_unit_test(giant_segments_stay_hot),
         cmocka_unit_test(packed_classes_are_close),
+        cmocka_unit_test(workspaces_count),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
