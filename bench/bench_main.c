@@ -22,6 +22,10 @@ static const struct {
     { "codec", "frames of a real cache: size, and decoding over memcpy and zstd -1",
       cst_bench_codec },
     { "spill", "frames of 1.5 MiB to disk and back, over a bare io_uring probe", cst_bench_spill },
+    { "evict",
+      "eviction policies on request traces, beside Belady's optimum (also for one trace: "
+      "evict --trace FILE --size BYTES)",
+      cst_bench_evict },
     { "shm", "the first lease in a slab that was not mapped yet", cst_bench_shm },
 };
 
@@ -36,6 +40,8 @@ int main(int argc, char **argv) {
     const char *name = NULL;
     int failed = 0, ran = 0;
 
+    if (argc > 3 && !strcmp(argv[1], "evict"))
+        return cst_bench_evict_trace(argc - 2, argv + 2);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help"))
             return usage(stdout);

@@ -136,11 +136,10 @@ static bool same(const struct cst_hnode *node, const void *key) {
     return true; /* the hash is the name, and find() has compared it */
 }
 
-static void ghost_free(struct cst_evict *e, struct cst_evict_ghost *g) {
+static void ghost_unlink(struct cst_evict *e, struct cst_evict_ghost *g) {
     cst_hashmap_remove(&e->ghost_map, &g->node);
     cst_list_unlink(&g->link);
     e->n_ghosts[g->list]--;
-    cst_free(g);
 }
 
 int cst_evict_ghost_take(struct cst_evict *e, uint64_t hash, uint8_t *uses) {
@@ -152,30 +151,45 @@ int cst_evict_ghost_take(struct cst_evict *e, uint64_t hash, uint8_t *uses) {
         return -1;
     if (uses)
         *uses = g->uses;
-    ghost_free(e, g);
+    ghost_unlink(e, g);
+    cst_free(g);
     return list;
 }
 
-bool cst_evict_forget(struct cst_evict *e) {
+static struct cst_evict_ghost *oldest_ghost(const struct cst_evict *e) {
     unsigned list = e->n_ghosts[0] >= e->n_ghosts[1] ? 0 : 1;
     struct cst_list *oldest = cst_list_first(&e->ghosts[list]);
 
-    if (oldest)
-        ghost_free(e, cst_list_entry(oldest, struct cst_evict_ghost, link));
-    return oldest;
+    return oldest ? cst_list_entry(oldest, struct cst_evict_ghost, link) : NULL;
+}
+
+bool cst_evict_forget(struct cst_evict *e) {
+    struct cst_evict_ghost *g = oldest_ghost(e);
+
+    if (!g)
+        return false;
+    ghost_unlink(e, g);
+    cst_free(g);
+    return true;
 }
 
 void cst_evict_ghost_make(struct cst_evict *e, const struct cst_evict_entry *entry, unsigned list,
                           size_t max) {
-    struct cst_evict_ghost *g;
+    struct cst_evict_ghost *g = NULL;
 
-    (void)cst_evict_ghost_take(e, entry->hash, NULL);
-    while (e->n_ghosts[0] + e->n_ghosts[1] >= max)
-        if (!cst_evict_forget(e))
+    if (!e->ops->born) /* which took it already */
+        (void)cst_evict_ghost_take(e, entry->hash, NULL);
+    while (e->n_ghosts[0] + e->n_ghosts[1] >= max) {
+        g = cst_free(g);
+        g = oldest_ghost(e);
+        if (!g)
             return;
-    if (sizeof(*g) + cst_hashmap_growth(&e->ghost_map) > e->room)
+        ghost_unlink(e, g);
+    }
+    if (!g && sizeof(*g) + cst_hashmap_growth(&e->ghost_map) > e->room)
         return;
-    g = cst_calloc(1, sizeof(*g));
+    if (!g)
+        g = cst_calloc(1, sizeof(*g));
     if (!g)
         return;
     if (cst_hashmap_insert(&e->ghost_map, &g->node, entry->hash)) {

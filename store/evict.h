@@ -79,6 +79,7 @@ struct cst_evict {
     size_t born;   /* entries there are, in and out; its owner keeps it up to date */
     uint64_t arrivals;
     uint32_t now_s;
+    bool walking;                                    /* cost: cursor[] is valid */
     uint32_t filled;                                 /* cost: bit i: queues[i] has entries */
     struct cst_treap_node *cursor[CST_EVICT_QUEUES]; /* cost: what victim() comes to next */
 };

@@ -22,12 +22,14 @@
 
 enum {
     PAUSE_S = 150,
-    GHOSTS = 4,     /* for each entry: what comes back only after long must be known again */
-    OFFSET = 8,     /* the queue of numerator 1 */
-    TWICE = 127 * 2 /* the class of 1.0F before the offset */
+    FEW = 64,          /* fewer entries than a prompt has blocks are kept by recency alone */
+    GHOSTS = 4,        /* for each entry: what comes back only after long must be known again; */
+    GHOSTS_MIN = 8192, /* in a small cache everything does */
+    OFFSET = 8,        /* the queue of numerator 1 */
+    TWICE = 127 * 2,   /* the class of 1.0F before the offset */
 };
 
-static const float AGAIN = 1.5F * 1.5F; /* r squared */
+static const float AGAIN = 1.35F * 1.35F; /* r squared */
 
 /* The class of x = numerator squared: two in an octave, from the exponent and the first bit of the
  * fraction. */
@@ -62,10 +64,8 @@ static void cost_born(struct cst_evict *e, struct cst_evict_entry *entry) {
 
 static void cost_insert(struct cst_evict *e, struct cst_evict_entry *entry,
                         enum cst_evict_how how) {
-    unsigned list = class_of(worth(entry));
+    unsigned list = e->born < FEW ? OFFSET : class_of(worth(entry));
 
-    if (entry->uses > 1)
-        entry->frequent = true;
     e->now_s = CST_MAX(e->now_s, entry->used_s);
     cst_evict_enqueue(e, entry, list, entry->order);
     e->filled |= 1U << list;
@@ -73,7 +73,7 @@ static void cost_insert(struct cst_evict *e, struct cst_evict_entry *entry,
 
 static void cost_remove(struct cst_evict *e, struct cst_evict_entry *entry, bool evicted) {
     if (evicted)
-        cst_evict_ghost_make(e, entry, 0, GHOSTS * e->born);
+        cst_evict_ghost_make(e, entry, 0, CST_MAX(GHOSTS_MIN, GHOSTS * e->born));
     cst_evict_dequeue(e, entry);
     if (!e->n[entry->list])
         e->filled &= ~(1U << entry->list);
@@ -85,30 +85,35 @@ static uint64_t badness(const struct cst_evict *e, const struct cst_evict_entry 
     return ((uint64_t)age + PAUSE_S) * per_worth[entry->list];
 }
 
-static struct cst_evict_entry *cost_victim(struct cst_evict *e,
-                                           const struct cst_evict_entry *after) {
+static struct cst_evict_entry *worst_of(struct cst_evict *e, bool walk) {
     struct cst_evict_entry *best = NULL;
     uint64_t worst = 0;
 
-    if (after)
-        e->cursor[after->list] = cst_treap_next(&after->node);
     for (uint32_t left = e->filled; left; left &= left - 1) {
         unsigned list = (unsigned)__builtin_ctz(left);
-        struct cst_evict_entry *entry;
-        uint64_t bad;
+        struct cst_evict_entry *entry =
+            cst_evict_entry(walk ? e->cursor[list] : e->queues[list].first);
+        uint64_t bad = entry ? badness(e, entry) : 0;
 
-        if (!after)
-            e->cursor[list] = e->queues[list].first;
-        if (!e->cursor[list])
-            continue;
-        entry = cst_evict_entry(e->cursor[list]);
-        bad = badness(e, entry);
-        if (!best || bad > worst || (bad == worst && entry->order < best->order)) {
+        if (bad > worst || (bad == worst && best && entry && entry->order < best->order)) {
             best = entry;
             worst = bad;
         }
     }
     return best;
+}
+
+static struct cst_evict_entry *cost_victim(struct cst_evict *e,
+                                           const struct cst_evict_entry *after) {
+    if (!after) {
+        e->walking = false;
+        return worst_of(e, false);
+    }
+    for (uint32_t left = e->walking ? 0 : e->filled; left; left &= left - 1)
+        e->cursor[__builtin_ctz(left)] = e->queues[__builtin_ctz(left)].first;
+    e->walking = true;
+    e->cursor[after->list] = cst_treap_next(&after->node);
+    return worst_of(e, true);
 }
 
 const struct cst_evict_ops cst_evict_cost = {

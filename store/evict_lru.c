@@ -6,7 +6,6 @@
 #include "store/evict.h"
 
 static void lru_insert(struct cst_evict *e, struct cst_evict_entry *entry, enum cst_evict_how how) {
-    entry->frequent |= how == CST_EVICT_USED;
     cst_evict_enqueue(e, entry, 0, entry->order);
 }
 

@@ -220,14 +220,14 @@ static void cost_insert(struct reference *r, uint64_t key, enum cst_evict_how ho
 static void cost_remove(struct reference *r, uint64_t key, bool evicted) {
     take_out(r, key);
     if (evicted)
-        leave_ghost(r, 0, key, 4 * r->born);
+        leave_ghost(r, 0, key, 8192); /* and more only for more entries than there are */
 }
 
 /* The formula of evict_cost.c, with the numerator squared rounded down to 1 or 1.5 times a power of
  * two and then taken as the middle of its class. */
 static double badness(const struct reference *r, uint64_t key) {
     const struct item *item = &r->items[key];
-    double x = item->uses * item->cost * (item->uses > 1 ? 2.25 : 1);
+    double x = item->uses * item->cost * (item->uses > 1 ? 1.35 * 1.35 : 1);
     double floor2, middle;
 
     x = fmin(fmax(x, 1.0 / 16), 1.5 * 2048);
@@ -361,7 +361,7 @@ static void finish(struct cst_evict *e, struct cst_evict_entry *entries, size_t 
 }
 
 static void equals_the_reference(void **state) {
-    struct trace t = { .ref.rules = *state };
+    struct trace t = { .ref.rules = *state, .ref.born = 64 }; /* fewer: see the next test */
 
     cst_seeded_random_init(&t.rng, 11);
     cst_evict_init(&t.e, cst_evict_by_name(t.ref.rules->name));
@@ -372,6 +372,24 @@ static void equals_the_reference(void **state) {
             check_order(&t);
         assert_int_equal(t.e.n_ghosts[0], t.ref.ghosts[0].n);
         assert_int_equal(t.e.n_ghosts[1], t.ref.ghosts[1].n);
+    }
+    finish(&t.e, t.entries, KEYS);
+}
+
+/* In a cache of less than 64 blocks only recency counts, whatever they cost and were used. */
+static void few_entries_go_by_recency(void **state) {
+    struct trace t = { .ref.rules = &rules[3] };
+
+    cst_evict_init(&t.e, &cst_evict_cost);
+    for (unsigned i = 0; i < 63; i++) {
+        make(&t, i, 63 - i, i);
+        insert(&t, i, CST_EVICT_NEW);
+    }
+    for (unsigned i = 0; i < 63; i++) {
+        struct cst_evict_entry *v = t.e.ops->victim(&t.e, NULL);
+
+        assert_int_equal(key_of(&t, v), i);
+        t.e.ops->remove(&t.e, v, true);
     }
     finish(&t.e, t.entries, KEYS);
 }
@@ -449,14 +467,15 @@ static void policies_have_names(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[CST_COUNT(rules) + 3] = {
+    struct CMUnitTest tests[CST_COUNT(rules) + 4] = {
+        cmocka_unit_test(few_entries_go_by_recency),
         cmocka_unit_test(arc_resists_a_scan),
         cmocka_unit_test(ghosts_stay_in_their_room),
         cmocka_unit_test(policies_have_names),
     };
 
     for (size_t i = 0; i < CST_COUNT(rules); i++)
-        tests[3 + i] = (struct CMUnitTest){ .name = rules[i].name,
+        tests[4 + i] = (struct CMUnitTest){ .name = rules[i].name,
                                             .test_func = equals_the_reference,
                                             .initial_state = (void *)(uintptr_t)&rules[i] };
     return cmocka_run_group_tests(tests, NULL, NULL);
