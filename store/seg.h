@@ -207,8 +207,8 @@ void *cst_seg_space_user(const struct cst_seg_space *space);
 
 /* Embedded by the user; must not move, and record and payload stay as they are, until done(). */
 struct cst_seg_store {
-    /* 0: the record exists, at ref. CST_SEG_E_PARENT, _CORRUPT (the payload isn't what payload_crc
-     * says), _OFF, _FULL, negative errno: it doesn't. */
+    /* 0: the record exists, at ref. CST_SEG_E_GONE (purged on its way), CST_SEG_E_PARENT, _CORRUPT
+     * (the payload isn't what payload_crc says), _OFF, _FULL, negative errno: it doesn't. */
     void (*done)(struct cst_seg_store *store, int status);
     struct cst_seg_record record;
     const void *payload;
@@ -267,8 +267,8 @@ enum cst_seg_erasure {
                          encryption, the device) may still read copies of them */
 };
 /* Drops all records of the namespace, its key, and gives its segments' bytes back; owners aren't
- * told. Blocks for the keys file. 0; CST_SEG_E_BUSY: something of the namespace is under way, ask
- * again; CST_SEG_E_OFF (read only); negative errno. */
+ * told. What is under way ends first. Blocks for the keys file. 0; CST_SEG_E_OFF (read only);
+ * negative errno: nothing has changed. */
 int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_erasure *how);
 
 /* ---- numbers ---- */

@@ -45,7 +45,8 @@ struct cst_seg_segment {
     bool retired;              /* a write failed in it */
     bool unsynced;             /* written since the last sync */
     bool allocated;            /* has all its blocks */
-    bool chosen;               /* its users are being asked for their records */
+    bool chosen;               /* a victim */
+    bool forget;               /* its bytes are given back when it is empty: a purge */
     struct cst_aio_file *file; /* NULL: none */
     struct cst_list link;      /* seg->free, or its namespace's segments, the oldest first */
     struct cst_seg_ns *ns;     /* NULL without content */
@@ -308,6 +309,11 @@ int cst_seg_ring_take(struct cst_seg *seg, uint64_t n, struct cst_seg_part *part
 void cst_seg_ring_give(struct cst_seg *seg, struct cst_seg_part *part);
 /* Heap memory aligned to a chunk; *heap is owned. */
 void *cst_seg_aligned(uint64_t n, void **heap);
+
+/* ---- seg_purge.c ---- */
+
+/* Gives the segment's bytes back: nothing in it is found again. Blocks. */
+void cst_segment_discard(struct cst_seg_segment *s);
 
 /* ---- seg_read.c ---- */
 

@@ -491,6 +491,8 @@ void cst_segment_empty(struct cst_seg_segment *s) {
     while (s->n_spaces)
         (void)cst_seg_space_unref(s->spaces[--s->n_spaces]);
     s->spaces = cst_free(s->spaces);
+    if (s->forget)
+        cst_segment_discard(s);
     if (s->retired) {
         s->state = CST_SEG_RETIRED;
         seg->stats.segments_retired++;

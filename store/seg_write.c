@@ -175,9 +175,9 @@ static void publish(struct cst_seg_write *w) {
     if (w->slot == UINT32_MAX)
         return;
     assert(w->slot == s->n_slots);
-    if (w->owner && !parent_is_live(w)) {
+    if (w->owner && (s->forget || !parent_is_live(w))) {
         w->owner = NULL;
-        w->status = CST_SEG_E_PARENT;
+        w->status = s->forget ? CST_SEG_E_GONE : CST_SEG_E_PARENT;
     }
     s->body_end = w->body_end;
     cst_segment_publish(s, w->chunk, w->n_chunks, w->owner);

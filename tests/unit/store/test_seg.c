@@ -208,6 +208,40 @@ static void test_namespaces(void **state) {
     seg_world_free(w);
 }
 
+/* A purge while stores and an eviction are under way. */
+static void test_purge_busy(void **state) {
+    (void)state;
+    for (unsigned c = 0; c < 2; c++) {
+        struct seg_world *w = seg_world_new(9, crypts[c]);
+        struct cst_seg_account account;
+        enum cst_seg_erasure how;
+
+        for (uint32_t i = 0; i < SEG_ITEMS; i++)
+            w->items[i].value = i % 10 ? 1 : 10;
+        assert_int_equal(seg_world_start(w), 0);
+        seg_world_settle(w);
+        fill(w, 200, 9000);
+        for (uint32_t i = 300; i < 310; i++)
+            (void)seg_world_store(w, i, -1, 0, 60000); /* fills segments: evicts */
+        cst_aio_kick(w->aio);
+        assert_int_equal(cst_seg_purge(w->seg, "uid-1", &how), 0);
+        assert_int_equal(how, c ? CST_SEG_ERASED : CST_SEG_UNLINKED);
+        seg_world_settle(w);
+        cst_seg_account(w->seg, "uid-1", &account);
+        assert_int_equal(account.records + account.segments, 0);
+        for (uint32_t i = 0; i < SEG_ITEMS; i++) {
+            assert_true(i < 300 || i >= 310 || !w->items[i].acked);
+            w->items[i].live = w->items[i].begun = false; /* finding one fails the test */
+        }
+        seg_world_stop(w, false);
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_live(w), 0);
+        assert_int_equal(seg_world_put(w, 400, -1, 0, 5000), 0);
+        assert_int_equal(seg_world_read(w, 400), 0);
+        seg_world_free(w);
+    }
+}
+
 /* Budget, hits, size, the disk's end, and the breaker. */
 static void test_admission(void **state) {
     struct seg_world *w = seg_world_new(7, CST_SEG_CRYPT_OFF);
@@ -257,7 +291,7 @@ int main(void) {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_restart),
         cmocka_unit_test(test_eviction),   cmocka_unit_test(test_parents_first),
         cmocka_unit_test(test_side_data),  cmocka_unit_test(test_namespaces),
-        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_purge_busy), cmocka_unit_test(test_admission),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
