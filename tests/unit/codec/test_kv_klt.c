@@ -146,6 +146,72 @@ static void bits_and_errors(void **state) {
     check("V error", rms(squares, 1), row->error_v);
 }
 
+/* ---- drift ---- */
+
+/* Rms error of all segments over the rms of the original. */
+static double error_to(const struct case_block *c, const uint8_t *original) {
+    double errors = 0, energy = 0;
+
+    for (uint64_t at = 0; at < c->desc.block_bytes; at += 2) {
+        double x = (double)cst_dtype_load(CST_DTYPE_BF16, original + at);
+        double e = x - (double)cst_dtype_load(CST_DTYPE_BF16, c->out + at);
+
+        errors += e * e;
+        energy += x * x;
+    }
+    return sqrt(errors / energy);
+}
+
+/* The block as an engine stores it: bf16. */
+static struct case_block *in_bf16(const struct case_block *from) {
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_BF16, TESTED, LAYERS,
+                                      KV_HEADS,  KV_DIMS,        0 };
+    struct case_block *c = case_new(&shape);
+
+    for (uint32_t i = 0; i < 2 * LAYERS; i++)
+        cst_codec_ops()->from_f32[CST_DTYPE_BF16](
+            c->block + c->desc.segments[i].offset,
+            (const void *)(from->block + from->desc.segments[i].offset), (size_t)TESTED * KV_ROW);
+    c->side = &side;
+    return c;
+}
+
+static const struct drift_row {
+    const char *name;
+    uint32_t preset;
+    float step;
+} drifts[] = {
+    { "klt, 10 rounds at .12", CST_PRESET_KLT, 0.12f },
+    { "klt, 10 rounds at .4", CST_PRESET_KLT, 0.4f },
+    { "deep, 10 rounds at .12", CST_PRESET_DEEP, 0.12f },
+    { "deep, 10 rounds at .4", CST_PRESET_DEEP, 0.4f },
+};
+
+static void drift(void **state) {
+    const struct drift_row *row = *state;
+    const struct cst_encode_params p = { .preset = row->preset,
+                                         .tokens = TESTED,
+                                         .first_position = LEARNED,
+                                         .bound = 1,
+                                         .step = row->step,
+                                         .side = &side };
+    cst_auto(case_freep) struct case_block *c = in_bf16(rest[0]);
+    uint8_t *original = test_malloc(c->desc.block_bytes);
+    double first = 0, last = 0;
+
+    memcpy(original, c->block, c->desc.block_bytes);
+    for (int round = 0; round <= 10; round++) {
+        assert_int_equal(case_encode(c, &p, NULL), 0);
+        assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+        memcpy(c->block, c->out, c->desc.block_bytes);
+        last = error_to(c, original);
+        first = round ? first : last;
+    }
+    print_message("  error %.5f, after ten more rounds %.5f\n", first, last);
+    assert_true(last < 1.1 * first);
+    test_free(original);
+}
+
 int main(void) {
     static const char *const texts[] = { "prose", "code" };
     char folder[PATH_MAX];
@@ -157,7 +223,7 @@ int main(void) {
     for (size_t d = 0; d < 2; d++)
         load_document(d, folder, texts[d]);
     learn();
-    failed = cst_run_rows(rows, bits_and_errors);
+    failed = cst_run_rows(rows, bits_and_errors) + cst_run_rows(drifts, drift);
     for (size_t d = 0; d < 2; d++) {
         case_free(whole[d]);
         case_free(rest[d]);
