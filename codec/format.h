@@ -126,11 +126,14 @@ enum cst_coded_flag {
 /* Head of a KLT stream; sinks follow, then what codec/rans.h makes of coefficients and gains. */
 struct cst_klt_header {
     uint8_t flags; /* enum cst_klt_flag */
-    uint8_t reserved[3];
+    int8_t spread; /* quarter octaves by which deviations exceed those of the side data */
+    uint8_t reserved[2];
     struct cst_le32 step; /* float */
     struct cst_le32 rope; /* UNROTATED: cst_rope_id() of the layer; else 0 */
 };
-_Static_assert(sizeof(struct cst_klt_header) == 12, "docs/codec-format.md section 4.9");
+_Static_assert(sizeof(struct cst_klt_header) == 12, "docs/codec-format.md section 4.8");
+
+enum { CST_KLT_SPREAD_MAX = 32 };
 
 enum cst_klt_flag {
     CST_KLT_UNROTATED = 1, /* K turned back to position 0 */

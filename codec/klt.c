@@ -24,6 +24,7 @@
 #include "base/macros.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -295,18 +296,18 @@ static bool quantize(const struct state *state, const struct tensor *t,
     return true;
 }
 
-/* How many of the edges between classes, 2^((k - 24.5) / 4) steps, lie at or below each
+/* How many of the edges between classes, 2^((k - 24.5 - spread) / 4) steps, lie at or below each
  * deviation. */
-static void set_classes(const struct state *state, const struct tensor *t, float step) {
+static void set_classes(const struct state *state, const struct tensor *t, float step, int spread) {
     static const double quarter[4] = { 0x1.d5818dcfba487p-1, 0x1.172b83c7d517bp+0,
                                        0x1.4bfdad5362a27p+0, 0x1.8ace5422aa0dbp+0 };
-    double edge[CST_RANS_CLASSES + 3], octave = (double)step * 0x1p-6;
+    double edge[CST_RANS_CLASSES];
     unsigned k = 0;
 
-    _Static_assert(CST_RANS_CLASSES % 4 == 1, "whole octaves below");
-    for (unsigned i = 0; i < CST_RANS_CLASSES; octave *= 2) {
-        for (unsigned j = 0; j < 4; j++)
-            edge[i++] = quarter[j] * octave;
+    for (unsigned i = 0; i < CST_RANS_CLASSES; i++) {
+        unsigned at = i + CST_KLT_SPREAD_MAX - (unsigned)spread;
+
+        edge[i] = quarter[at % 4] * (double)(1u << at / 4) * (double)step * 0x1p-14;
     }
     for (uint32_t c = 0; c < t->channels; c++) {
         double sigma = (double)t->basis->sigma[c];
@@ -320,8 +321,8 @@ static void set_classes(const struct state *state, const struct tensor *t, float
 }
 
 static struct cst_rans_matrix matrix_of(const struct state *state, const struct tensor *t,
-                                        float step, bool gains) {
-    set_classes(state, t, step);
+                                        const struct cst_klt_header *head) {
+    set_classes(state, t, cst_f32_from_bits(cst_load32(&head->step)), head->spread);
     return (struct cst_rans_matrix){
         .q = state->q,
         .stride = t->stride,
@@ -329,7 +330,7 @@ static struct cst_rans_matrix matrix_of(const struct state *state, const struct 
         .channels = t->channels,
         .klass = state->klass,
         .payload = state->codes,
-        .payload_len = gains ? t->tokens : 0,
+        .payload_len = head->flags & CST_KLT_GAINS ? t->tokens : 0,
     };
 }
 
@@ -351,25 +352,54 @@ static bool load_residual(float *rows, const uint8_t *seg, const struct cst_stag
     return true;
 }
 
+/* Coefficients with the spread of the head; bytes or 0. */
+static size_t encode_spread(uint8_t *dst, size_t cap, const struct tensor *t,
+                            const struct cst_klt_header *head, const struct cst_codec_work *w) {
+    struct cst_rans_matrix m = matrix_of(state_of(w), t, head);
+
+    return cst_rans_encode_coefficients(dst, cap, &m, state_of(w)->rans, w->ops);
+}
+
+/* The spread that takes fewest bytes, uphill from none in either direction: texts are as a whole
+ * louder or quieter than those that were learned from. */
+static size_t choose_spread(uint8_t *dst, size_t cap, const struct tensor *t,
+                            struct cst_klt_header *head, const struct cst_codec_work *w) {
+    size_t least = encode_spread(dst, cap, t, head, w), last = least;
+    int8_t best = 0;
+
+    if (!least)
+        return 0;
+    for (int8_t by = 1; by >= -1 && !best; by = (int8_t)(by - 2)) {
+        for (head->spread = by; abs(head->spread) <= CST_KLT_SPREAD_MAX;
+             head->spread = (int8_t)(head->spread + by)) {
+            last = encode_spread(dst, cap, t, head, w);
+            if (!last || last >= least)
+                break;
+            least = last;
+            best = head->spread;
+        }
+    }
+    head->spread = best;
+    return encode_spread(dst, cap, t, head, w);
+}
+
 /* A whole stream with one step; its length or 0. */
 static size_t encode_step(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                           const struct tensor *t, float step, bool gains,
                           const struct cst_codec_work *w) {
     const struct state *state = state_of(w);
-    struct cst_klt_header head = { 0 };
+    struct cst_klt_header head = { .flags = (uint8_t)((s->rotated ? CST_KLT_UNROTATED : 0) |
+                                                      (gains ? CST_KLT_GAINS : 0) |
+                                                      (t->sources ? CST_KLT_PREDICTED : 0)) };
     size_t at = sizeof(head) + t->sink_bytes, n;
-    struct cst_rans_matrix m;
 
     if (at >= s->length || !set_scale(state, t, step, gains) || !quantize(state, t, w))
         return 0;
-    m = matrix_of(state, t, step, gains);
-    n = cst_rans_encode_coefficients(dst + at, s->length - at, &m, state->rans, w->ops);
-    if (!n || at + n >= s->length)
-        return 0;
-    head.flags = (uint8_t)((s->rotated ? CST_KLT_UNROTATED : 0) | (gains ? CST_KLT_GAINS : 0) |
-                           (t->sources ? CST_KLT_PREDICTED : 0));
     cst_store32(&head.step, cst_f32_bits(step));
     cst_store32(&head.rope, s->rotated ? cst_rope_id(s->rotated) : 0);
+    n = choose_spread(dst + at, s->length - at, t, &head, w);
+    if (!n || at + n >= s->length)
+        return 0;
     memcpy(dst, &head, sizeof(head));
     cst_stage_save_sinks(dst + sizeof(head), seg, s);
     return at + n;
@@ -457,9 +487,9 @@ static bool open_stream(struct tensor *t, struct cst_klt_header *head,
     predicted = head->flags & CST_KLT_PREDICTED;
     step = cst_f32_from_bits(cst_load32(&head->step));
     return !(head->flags & ~all) && !head->reserved[0] && !head->reserved[1] &&
-           !head->reserved[2] && (!predicted || may_predict(state_of(w), side)) && step > 0 &&
-           step <= MAGNITUDE_MAX && !(head->flags & CST_KLT_UNROTATED) == !s->rotated &&
-           (!s->rotated || can_turn(s, w)) &&
+           abs(head->spread) <= CST_KLT_SPREAD_MAX &&
+           (!predicted || may_predict(state_of(w), side)) && step > 0 && step <= MAGNITUDE_MAX &&
+           !(head->flags & CST_KLT_UNROTATED) == !s->rotated && (!s->rotated || can_turn(s, w)) &&
            cst_load32(&head->rope) == (s->rotated ? cst_rope_id(s->rotated) : 0) &&
            tensor_init(t, s, predicted, w) && t->tokens && len > sizeof(*head) + t->sink_bytes;
 }
@@ -509,7 +539,7 @@ bool cst_klt_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8
     at = sizeof(head) + t.sink_bytes;
     x = state->x[s->tensor];
     step = cst_f32_from_bits(cst_load32(&head.step));
-    m = matrix_of(state, &t, step, head.flags & CST_KLT_GAINS);
+    m = matrix_of(state, &t, &head);
     if (!cst_rans_decode_coefficients(&m, src + at, len - at, state->rans, w->ops) ||
         !set_scale(state, &t, step, head.flags & CST_KLT_GAINS))
         return false;

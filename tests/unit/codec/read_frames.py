@@ -590,9 +590,9 @@ class Klt(Coded):
         self.channels, self.first_position = len(self.places[0]), first_position
         self.sinks = min(tokens, max(0, 4 - first_position))
         self.coded = tokens - self.sinks
-        self.flags, reserved, self.step, rope = struct.unpack_from("<B3sfI", data)
+        self.flags, self.spread, zero, self.step, rope = struct.unpack_from("<BbHfI", data)
         turned = seg["tensor"] == 0 and self.layer.get("k_rotated") and self.layer["rope"]
-        need(self.flags < 8 and not any(reserved) and 0 < self.step <= 2 ** 60)
+        need(self.flags < 8 and not zero and abs(self.spread) <= 32 and 0 < self.step <= 2 ** 60)
         need(bool(self.flags & UNROTATED) == bool(turned))
         need(rope == (rope_id(self.layer) if turned else 0))
         self.side, self.last, self.key = side, last, (seg["layer"], seg["tensor"])
@@ -600,7 +600,7 @@ class Klt(Coded):
         need(self.t and self.t["channels"] == self.channels and self.coded)
 
     def classes(self, sigma):
-        edges = [self.step * 2 ** ((k - 24.5) / 4) for k in range(1, 45)]
+        edges = [self.step * 2 ** ((k - 24.5 - self.spread) / 4) for k in range(1, 45)]
         return [sum(s >= e for e in edges) for s in sigma]
 
     def rows(self):

@@ -3,7 +3,8 @@
  * Side data and `deep` frames of a real model against what an independent implementation measured
  * on the same tensors: bases learned on tokens 4 .. 383 of two documents, bits a value and relative
  * errors on tokens 384 .. 511 of both. Too few tokens for predictors, so what is measured is the
- * transform. Its bits are ideal code lengths and 32 bytes a stream; these are frames.
+ * transform. Its bits are ideal code lengths and 32 bytes a stream; these are frames, whose tables
+ * fit text that wasn't learned from better.
  */
 #include "tests/lib/check.h"
 #include "tests/unit/codec/codec_case.h"
@@ -108,9 +109,9 @@ static double rms(const struct squares *s, size_t tensor) {
     return sqrt(sum / LAYERS);
 }
 
-static void check(const char *what, double got, double want) {
+static void check(const char *what, double got, double want, double under, double over) {
     print_message("  %s %.4f (%.4g)\n", what, got, want);
-    assert_true(fabs(got / want - 1) < 0.01);
+    assert_true(got / want > 1 - under && got / want < 1 + over);
 }
 
 static void bits_and_errors(void **state) {
@@ -140,10 +141,10 @@ static void bits_and_errors(void **state) {
             add_squares(&squares[i], (const void *)(c->block + at), (const void *)(c->out + at));
         }
     }
-    check("K bits", bytes[0] * 8 / (2.0 * LAYERS * TESTED * KV_ROW), row->bits_k);
-    check("V bits", bytes[1] * 8 / (2.0 * LAYERS * TESTED * KV_ROW), row->bits_v);
-    check("K error", rms(squares, 0), row->error_k);
-    check("V error", rms(squares, 1), row->error_v);
+    check("K bits", bytes[0] * 8 / (2.0 * LAYERS * TESTED * KV_ROW), row->bits_k, 0.02, 0.01);
+    check("V bits", bytes[1] * 8 / (2.0 * LAYERS * TESTED * KV_ROW), row->bits_v, 0.02, 0.01);
+    check("K error", rms(squares, 0), row->error_k, 0.01, 0.01);
+    check("V error", rms(squares, 1), row->error_v, 0.01, 0.01);
 }
 
 /* ---- drift ---- */
