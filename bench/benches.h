@@ -2,6 +2,7 @@
 /* The benchmarks. Each reports its figures and returns 0 or a negative errno. */
 #pragma once
 
+int cst_bench_rans(void); /* the second part of cst_bench_codec() */
 int cst_bench_lookup(void);
 int cst_bench_hash(void);
 int cst_bench_get(void);

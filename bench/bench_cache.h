@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cache of a real model, $CISTERN_DATA/kv or the excerpt in tests/data, as blocks of an engine:
+ * bf16, rotated keys. One thread. */
+#pragma once
+
+#include "base/layout.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    BENCH_TOKENS = 64,
+    BENCH_HEADS = 3,
+    BENCH_DIMS = 64,
+    BENCH_ROW = BENCH_HEADS * BENCH_DIMS * 2,
+    BENCH_PART = BENCH_TOKENS * BENCH_ROW, /* of a segment */
+};
+
+struct cst_dense;
+
+/* The different blocks, one after the other, and their layout: K and V of each layer in turn. */
+struct bench_cache {
+    struct cst_descriptor desc;
+    uint8_t *blocks;
+    size_t n, per_text;
+    uint32_t first_position; /* of each text */
+    struct cst_dense *dense; /* for presets that need side data, the benchmark's; else NULL */
+};
+
+/* 0, -ENOENT where there is none, or -ENOMEM; deinit in any case. */
+int bench_cache_load(struct bench_cache *c);
+void bench_cache_deinit(struct bench_cache *c);
+
+/* The position of the first token of block i, the blocks repeated as often as wanted. */
+uint32_t bench_cache_position(const struct bench_cache *c, size_t i);
