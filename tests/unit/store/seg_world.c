@@ -182,7 +182,7 @@ int seg_world_start(struct seg_world *w) {
         .clock = &w->clock.clock,
         .unix_s = now_s,
         .random = &w->random.random,
-        .jobs = &w->jobs.jobs,
+        .jobs = w->threads ? &w->threads->jobs : &w->jobs.jobs,
         .user = { .found = found,
                   .value = value,
                   .moved = moved,
@@ -224,10 +224,21 @@ int seg_world_start(struct seg_world *w) {
     return 0;
 }
 
+static size_t drain(struct seg_world *w) {
+    return w->threads ? thread_jobs_drain(w->threads, true) : test_jobs_drain(&w->jobs);
+}
+
+void seg_world_turn(struct seg_world *w) {
+    cst_aio_kick(w->aio);
+    (void)cst_aio_reap(w->aio);
+    if (w->threads)
+        (void)thread_jobs_drain(w->threads, false);
+}
+
 void seg_world_settle(struct seg_world *w) {
     for (unsigned idle = 0; idle < 16; idle++) {
         cst_aio_kick(w->aio);
-        if (cst_aio_reap(w->aio) + test_jobs_drain(&w->jobs))
+        if (cst_aio_reap(w->aio) + drain(w))
             idle = 0;
     }
     if (w->seg)

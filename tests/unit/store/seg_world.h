@@ -11,6 +11,7 @@
 #include "store/io.h"
 #include "store/seg.h"
 #include "tests/lib/test_jobs.h"
+#include "tests/lib/thread_jobs.h"
 
 enum { SEG_ITEMS = 512, SEG_TOKENS = 16 };
 
@@ -42,6 +43,7 @@ struct seg_world {
     struct cst_manual_clock clock;
     struct cst_seeded_random random;
     struct test_jobs jobs;
+    struct thread_jobs *threads; /* the test's: run the jobs; NULL: jobs run at once */
     struct cst_seg *seg;
     struct cst_seg_options options;
     struct cst_seg_space *spaces[3];
@@ -64,6 +66,8 @@ void seg_world_free(struct seg_world *w);
 int seg_world_start(struct seg_world *w);
 /* Runs until nothing is under way. */
 void seg_world_settle(struct seg_world *w);
+/* Starts and ends what can be, without waiting. */
+void seg_world_turn(struct seg_world *w);
 /* Ends the engine and the aio, with or without a clean stop; the disk stays. */
 void seg_world_stop(struct seg_world *w, bool clean);
 

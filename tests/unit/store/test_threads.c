@@ -5,106 +5,15 @@
  * the thread sanitizer.
  */
 #include "tests/lib/check.h"
+#include "tests/lib/thread_jobs.h"
 
 #include "store/prefix_trie.h"
 #include "tests/unit/store/store_world.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKERS = 2, KEYS = 120, PUTS = 12, FETCHES = 24, STEPS = 30000 };
-
-struct pool {
-    struct cst_jobs jobs;
-    pthread_mutex_t lock;
-    pthread_cond_t more, less;
-    struct cst_list todo, done; /* under lock */
-    size_t open;                /* submitted, not taken back; loop thread */
-    bool stop;                  /* under lock */
-    pthread_t threads[WORKERS];
-};
-
-static void submit(struct cst_jobs *jobs, struct cst_job *job, enum cst_job_priority priority) {
-    struct pool *p = cst_container_of(jobs, struct pool, jobs);
-
-    p->open++;
-    pthread_mutex_lock(&p->lock);
-    if (priority == CST_JOB_FETCH)
-        cst_list_prepend(&p->todo, &job->link);
-    else
-        cst_list_append(&p->todo, &job->link);
-    pthread_cond_signal(&p->more);
-    pthread_mutex_unlock(&p->lock);
-}
-
-static void *work(void *arg) {
-    struct pool *p = arg;
-
-    pthread_mutex_lock(&p->lock);
-    while (!p->stop || !cst_list_is_empty(&p->todo)) {
-        struct cst_list *it = cst_list_first(&p->todo);
-        struct cst_job *job;
-
-        if (!it) {
-            pthread_cond_wait(&p->more, &p->lock);
-            continue;
-        }
-        cst_list_unlink(it);
-        pthread_mutex_unlock(&p->lock);
-        job = cst_list_entry(it, struct cst_job, link);
-        job->run(job);
-        pthread_mutex_lock(&p->lock);
-        cst_list_append(&p->done, it);
-        pthread_cond_signal(&p->less);
-    }
-    pthread_mutex_unlock(&p->lock);
-    return NULL;
-}
-
-static void pool_start(struct pool *p) {
-    *p = (struct pool){ .jobs = { submit } };
-    assert_int_equal(pthread_mutex_init(&p->lock, NULL), 0);
-    assert_int_equal(pthread_cond_init(&p->more, NULL), 0);
-    assert_int_equal(pthread_cond_init(&p->less, NULL), 0);
-    cst_list_init(&p->todo);
-    cst_list_init(&p->done);
-    for (unsigned i = 0; i < WORKERS; i++)
-        assert_int_equal(pthread_create(&p->threads[i], NULL, work, p), 0);
-}
-
-/* Takes finished jobs back; with wait until none is open. */
-static void pool_drain(struct pool *p, bool wait) {
-    for (;;) {
-        struct cst_list *it;
-        struct cst_job *job;
-
-        pthread_mutex_lock(&p->lock);
-        while (wait && p->open && cst_list_is_empty(&p->done))
-            pthread_cond_wait(&p->less, &p->lock);
-        it = cst_list_first(&p->done);
-        if (it)
-            cst_list_unlink(it);
-        pthread_mutex_unlock(&p->lock);
-        if (!it)
-            return;
-        p->open--;
-        job = cst_list_entry(it, struct cst_job, link);
-        job->done(job);
-    }
-}
-
-static void pool_stop(struct pool *p) {
-    pthread_mutex_lock(&p->lock);
-    p->stop = true;
-    pthread_cond_broadcast(&p->more);
-    pthread_mutex_unlock(&p->lock);
-    for (unsigned i = 0; i < WORKERS; i++)
-        assert_int_equal(pthread_join(p->threads[i], NULL), 0);
-    pthread_mutex_destroy(&p->lock);
-    pthread_cond_destroy(&p->more);
-    pthread_cond_destroy(&p->less);
-}
+enum { KEYS = 120, PUTS = 12, FETCHES = 24, STEPS = 30000 };
 
 struct traffic {
     struct world *w;
@@ -156,10 +65,10 @@ static void step_fetch(struct traffic *t, unsigned i, unsigned slot) {
 
 static void jobs_run_beside_the_loop(void **state) {
     static struct traffic t;
-    struct pool pool;
+    struct thread_jobs pool;
 
     t.w = world_new(&(struct world_options){ .seed = 1, .memory = 8 * WORLD_SLAB });
-    pool_start(&pool);
+    thread_jobs_start(&pool);
     t.w->store->env.jobs = &pool.jobs;
     t.s = world_space(t.w, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     cst_seeded_random_init(&t.rng, 3);
@@ -181,19 +90,19 @@ static void jobs_run_beside_the_loop(void **state) {
             (void)cst_space_erase(t.s, t.keys + 32UL * i, &n);
         else
             cst_store_tick(t.w->store);
-        pool_drain(&pool, step % 64 == 0);
+        thread_jobs_drain(&pool, step % 64 == 0);
     }
-    pool_drain(&pool, true);
+    thread_jobs_drain(&pool, true);
     for (unsigned slot = 0; slot < FETCHES; slot++)
         cst_fetch_release(&t.fetches[slot].fetch);
-    pool_drain(&pool, true);
+    thread_jobs_drain(&pool, true);
     world_check(t.w);
     assert_true(t.read > 1000 && t.stored > 100);
     assert_true(t.s->stats.encodes > 10 && t.s->stats.decodes > 10);
     (void)cst_space_clear(t.s);
     (void)cst_space_unref(t.s);
-    pool_drain(&pool, true);
-    pool_stop(&pool);
+    thread_jobs_drain(&pool, true);
+    thread_jobs_stop(&pool);
     world_free(t.w);
     assert_int_equal(world_slabs, 0);
 }
