@@ -186,6 +186,10 @@ class Bench:
             raise ValueError(f"cistern-codec refused {' '.join(arguments)}")
         return json.loads(done.stdout)["texts"]
 
+    def _digest(self, what):
+        """Names a result of this build of cistern-codec."""
+        return hashlib.sha256(self.tool.read_bytes() + what.encode()).hexdigest()[:16]
+
     def step_table(self):
         """A file of step weights by the sensitivity of the model's layers, on two texts."""
         path = self.cache / "steps.json"
@@ -200,8 +204,7 @@ class Bench:
     def side_data(self, arguments, domain):
         """A file of what was learned on texts of other domains; learned once per build."""
         arguments = ["--tokens", self.learn_tokens, *arguments]
-        key = hashlib.sha256(self.tool.read_bytes() + " ".join(arguments).encode()).hexdigest()[:16]
-        path = self.cache / f"side-{key}-{domain}"
+        path = self.cache / f"side-{self._digest(' '.join(arguments))}-{domain}"
         if not path.exists():
             names = [n for n in self.learned.names() if self.learned.shape(n)["domain"] != domain]
             say(f"learning from {len(names)} texts for {domain}")
@@ -231,7 +234,15 @@ class Bench:
     # ---- scores ----
 
     def measure(self, arguments, learn=None, tasks=True):
-        """A preset's figures. arguments: of cistern-codec; learn: of its learn command, or None."""
+        """A preset's figures. arguments: of cistern-codec; learn: of its learn command, or None.
+        The same program gives the same figures: those of its last run are kept."""
+        what = json.dumps([arguments, learn and [self.learn_tokens, *learn], tasks])
+        kept = self.cache / f"figures-{self._digest(what)}"
+        if not kept.exists():
+            kept.write_text(json.dumps(self._measure(arguments, learn, tasks)))
+        return json.loads(kept.read_text())
+
+    def _measure(self, arguments, learn, tasks):
         with tempfile.TemporaryDirectory(dir=self.cache) as out:
             out = Path(out)
             results, side_bytes = self._through_codec(self.documents, out, arguments, learn)
