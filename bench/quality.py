@@ -49,10 +49,11 @@ def stepped(preset, name, step, learn):
     return Point(f"{name}-{step}", ["--preset", preset, "--step", step], learn)
 
 
-def tucker(preset, name, ratio, layers, block=64):
-    suffix = f"-b{block}" if block != 64 else ""
-    return Point(f"{name}-{ratio}{suffix}", ["--preset", preset, "--ratio", ratio,
-                                             "--layers", str(layers), "--block", str(block)])
+def tucker(preset, name, ratio, block=1024):
+    suffix = f"-b{block}" if block != 1024 else ""
+    return Point(f"{name}-{ratio}{suffix}",
+                 ["--preset", preset, "--ratio", ratio, "--layers", str(JOLT_LAYERS),
+                  "--block", str(block)])
 
 
 SINGLE = [
@@ -73,14 +74,11 @@ def families(steps):
     out = {
         "turboquant": [turboquant(b, f"turboquant-{b}" if b != "4" else "turboquant")
                        for b in ("8", "6", "5", "4", "3", "2")],
-        "jolt": [tucker("jolt", "jolt", r, JOLT_LAYERS) for r in ("2", "2.5", "3", "3.5", "4")],
-        "jolt_b1024": [tucker("jolt", "jolt", r, JOLT_LAYERS, 1024) for r in ("2", "3", "4")],
-        "flashjolt_b1024": [tucker("flashjolt", "flashjolt", r, JOLT_LAYERS, 1024)
-                            for r in ("2", "3", "4")],
-        "jolt_plus": [tucker("jolt+", "jolt_plus", r, JOLT_LAYERS)
-                      for r in ("2", "2.5", "3", "3.5", "4", "5")],
-        "jolt_plus_b1024": [tucker("jolt+", "jolt_plus", r, JOLT_LAYERS, 1024)
-                            for r in ("3", "4")],
+        "jolt": [tucker("jolt", "jolt", r) for r in ("2", "2.5", "3", "4")],
+        "flashjolt": [tucker("flashjolt", "flashjolt", r) for r in ("2", "3", "4")],
+        "jolt_plus": [tucker("jolt+", "jolt_plus", r) for r in ("2.5", "3", "4", "5", "6")],
+        "jolt_b64": [tucker("jolt", "jolt", r, 64) for r in ("2", "3", "4")],
+        "jolt_plus_b64": [tucker("jolt+", "jolt_plus", r, 64) for r in ("2.5", "3", "4")],
         "klt": [stepped("klt", "klt", c, ["--no-predictors"])
                 for c in (".1", ".2", ".3", ".4", ".6")],
         "deep": [stepped("deep", "deep", c, []) for c in (".12", ".2", ".4", ".7", "1.0")],

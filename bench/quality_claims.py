@@ -114,8 +114,9 @@ def measure(bench, report):
         report.figure(f"quality.claims.token_mean.{part}", share, "share")
     say("frames early and late in a text")
     report.figure("quality.claims.late_over_early",
-                  late_over_early(bench, ["--preset", "deep", "--step", ".4"],
-                                  lambda domain: bench.side_data([], domain)), "ratio")
+                  late_over_early(bench, ["--preset", "klt", "--step", ".2"],
+                                  lambda domain: bench.side_data(["--no-predictors"], domain)),
+                  "ratio")
     say("jolt on keys as stored and turned back, 1 and 6 layers together")
     one, six = jolt_kl(bench, "--layers", "1"), jolt_kl(bench, "--layers", "6")
     opaque = jolt_kl(bench, "--layers", "1", "--keys", "opaque")
