@@ -100,8 +100,8 @@ def late_over_early(bench, preset, side):
     return late / early
 
 
-def jolt_kl(bench, *more):
-    arguments = ["--preset", "jolt", "--ratio", "3", *more]
+def jolt_kl(bench, layers, *more):
+    arguments = ["--preset", "jolt", "--ratio", "3", "--layers", layers, "--block", "1024", *more]
     return bench.measure(arguments, tasks=False)["kl"]
 
 
@@ -118,8 +118,8 @@ def measure(bench, report):
                                   lambda domain: bench.side_data(["--no-predictors"], domain)),
                   "ratio")
     say("jolt on keys as stored and turned back, 1 and 6 layers together")
-    one, six = jolt_kl(bench, "--layers", "1"), jolt_kl(bench, "--layers", "6")
-    opaque = jolt_kl(bench, "--layers", "1", "--keys", "opaque")
+    one, six = jolt_kl(bench, "1"), jolt_kl(bench, "6")
+    opaque = jolt_kl(bench, "1", "--keys", "opaque")
     report.figure("quality.claims.opaque_kl_over", opaque / one, "ratio", kl=round(opaque, 6))
     report.figure("quality.claims.grouped_kl_over", six / one, "ratio", kl=round(six, 6),
                   kl_one_layer=round(one, 6))

@@ -5,7 +5,7 @@ import math
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 860, 540
-LEFT, RIGHT, TOP, BOTTOM = 70, 190, 20, 60
+LEFT, RIGHT, TOP, BOTTOM = 90, 190, 20, 60
 X_RANGE, Y_RANGE = (1.4, 16), (5e-6, 0.2)
 X_TICKS, Y_TICKS = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15), (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 COLORS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
@@ -67,5 +67,5 @@ def picture(families, dots, noise):
     for name, (ratio, kl) in dots.items():
         if kl >= Y_RANGE[0]:
             out.append(f'<circle cx="{_x(ratio):.1f}" cy="{_y(kl):.1f}" r="3.5" fill="#222"/>')
-            out.append(_text(_x(ratio) + 7, _y(kl) + 4, name, size=12))
+            out.append(_text(_x(ratio) - 7, _y(kl) + 4, name, "end", 12))
     return "\n".join([*out, "</svg>"]) + "\n"
