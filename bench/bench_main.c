@@ -22,6 +22,8 @@ static const struct {
     { "codec", "frames of a real cache: size, and decoding over memcpy and zstd -1",
       cst_bench_codec },
     { "spill", "frames of 1.5 MiB to disk and back, over a bare io_uring probe", cst_bench_spill },
+    { "recover", "a start with 1,000,000 records on disk, after kill -9 and after a clean stop",
+      cst_bench_recover },
     { "evict",
       "eviction policies on request traces, beside Belady's optimum (also for one trace: "
       "evict --trace FILE --size BYTES)",

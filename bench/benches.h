@@ -11,6 +11,7 @@ int cst_bench_lease(void);
 int cst_bench_shm(void);
 int cst_bench_codec(void);
 int cst_bench_spill(void);
+int cst_bench_recover(void);
 int cst_bench_evict(void);
 
 /* evict with options: one trace at one size. Returns an exit status. */
