@@ -121,6 +121,7 @@ enum cst_coded_flag {
                                  channels of a token */
     CST_CODED_FACTORS = 16,   /* TUCKER: the first stream of a cell, with its factors */
     CST_CODED_LLOYD = 32,     /* TUCKER: Lloyd-Max levels, else uniform ones */
+    CST_CODED_SIDE_MEAN = 64, /* LLOYD: less the means of the frame's side data */
 };
 
 /* Head of a KLT stream; sinks follow, then what codec/rans.h makes of coefficients and gains. */

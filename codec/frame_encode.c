@@ -86,7 +86,7 @@ static void encode_segments(struct encoder *e, const uint8_t *block) {
         const uint8_t *src = block + seg->offset;
         struct cst_stream out = cst_stream_encode(stream_start(e), src, &s, &e->work);
 
-        e->leans |= out.stage == CST_STAGE_KLT;
+        e->leans |= out.leans;
         e->error = CST_MAX(e->error, out.error / weight_of(e, seg, out.stage));
         if (!e->layered)
             add_crc(e, block, i, out.lossy ? e->work.a : src);

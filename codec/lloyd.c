@@ -12,10 +12,11 @@
 #include "codec/fixed_math.h"
 #include "codec/heads.h"
 #include "codec/lloyd_table.h"
+#include "codec/side.h"
 
 #include <string.h>
 
-enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN };
+enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN | CST_CODED_SIDE_MEAN };
 
 /* Where the parts of a stream lie, in bytes from its start. */
 struct parts {
@@ -108,11 +109,14 @@ static bool find_means(float *mean, const struct sums *s, const float *x, const 
     return true;
 }
 
-/* Whether the bits that means save, log2(energy / deviation) / 2 a value, exceed their own. */
-static bool means_pay(const struct sums *s, const float *x, const struct parts *p,
+/* Whether taking sums->mean off saves more bits than `bits` a channel: log2(energy / deviation) / 2
+ * a value. */
+static bool takes_off(const struct sums *s, const float *x, const struct parts *p, unsigned bits,
                       const struct cst_codec_ops *ops) {
     double energy = 0, deviation = 0;
 
+    if (p->shape.coded == 0)
+        return false;
     for (uint32_t t = 0; t < p->shape.coded; t++)
         ops->moments(s->deviation, s->energy, s->mean, x + (size_t)t * p->shape.padded, s->zero,
                      p->shape.channels);
@@ -120,8 +124,8 @@ static bool means_pay(const struct sums *s, const float *x, const struct parts *
         energy += s->energy[c];
         deviation += s->deviation[c];
     }
-    /* 2^(2 * 16 / tokens) */
-    return energy > deviation * cst_fixed_exp(22.180709777918249 / p->shape.coded);
+    /* 2^(2 bits / tokens) */
+    return energy > deviation * cst_fixed_exp(1.3862943611198906 * bits / p->shape.coded);
 }
 
 static void take_means(float *x, const float *mean, const struct parts *p) {
@@ -174,6 +178,37 @@ static bool put_means(uint8_t *dst, const struct parts *p, const struct cst_code
     return ok;
 }
 
+/* Means of side data for the channels of a segment, or NULL. */
+static const float *side_mean(const struct cst_stage_segment *s, const struct cst_codec_work *w) {
+    const struct cst_side_tensor *t = cst_side_tensor(w->side, s->layer, s->tensor);
+
+    return t && t->channels == cst_view_channels(s->view) ? t->mean : NULL;
+}
+
+/* Takes off the means of side data where that makes the values smaller: they cost nothing. Else
+ * those of this segment where they are allowed and pay. */
+static void choose_means(struct cst_coded_header *head, struct parts *p, struct sums *sums,
+                         const struct cst_coded_rows *rows, const struct cst_stage_segment *s,
+                         bool own, const struct cst_codec_work *w) {
+    const float *side = side_mean(s, w);
+
+    for (uint32_t c = 0; side && c < p->shape.channels; c++)
+        sums->mean[c] = (double)side[c];
+    if (side && takes_off(sums, rows->x, p, 0, w->ops)) {
+        head->flags |= CST_CODED_SIDE_MEAN;
+        take_means(rows->x, side, p);
+        return;
+    }
+    *sums = sums_init(w->b, p->shape.channels);
+    if (!own || p->end + 2 * (uint64_t)p->shape.channels >= s->length ||
+        !find_means(rows->a, sums, rows->x, p, head->exponent, w->ops) ||
+        !takes_off(sums, rows->x, p, 16, w->ops))
+        return;
+    head->flags |= CST_CODED_MEAN;
+    *p = parts_of(s, head);
+    take_means(rows->x, rows->a, p);
+}
+
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                         unsigned bits, bool means, const struct cst_codec_work *w, float *error) {
     struct cst_coded_header head = { .bits = (uint8_t)bits,
@@ -185,13 +220,7 @@ size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage
     if (p.end >= s->length || !cst_coded_load(&head, seg, s, w))
         return 0;
     sums = sums_init(w->b, p.shape.channels);
-    if (means && p.end + 2 * (uint64_t)p.shape.channels < s->length &&
-        find_means(rows.a, &sums, rows.x, &p, head.exponent, w->ops) &&
-        means_pay(&sums, rows.x, &p, w->ops)) {
-        head.flags |= CST_CODED_MEAN;
-        p = parts_of(s, &head);
-        take_means(rows.x, rows.a, &p);
-    }
+    choose_means(&head, &p, &sums, &rows, s, means, w);
     if (!encode_rows(dst, &p, &head, &rows, w->ops) ||
         (head.flags & CST_CODED_MEAN && !put_means(dst, &p, &head, &rows, &sums, w->ops)))
         return 0;
@@ -216,7 +245,11 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
         (head.flags & CST_CODED_MEAN &&
          !w->ops->halves(rows.a, src + p.means, cst_coded_unit(head.exponent), p.shape.channels)))
         return false;
-    mean = head.flags & CST_CODED_MEAN ? rows.a : NULL;
+    mean = head.flags & CST_CODED_MEAN        ? rows.a
+           : head.flags & CST_CODED_SIDE_MEAN ? side_mean(s, w)
+                                              : NULL;
+    if ((head.flags & CST_CODED_SIDE_MEAN) && (!mean || head.flags & CST_CODED_MEAN))
+        return false;
     for (uint32_t t = 0; t < p.shape.coded; t++) {
         if (!decode_row(&rows, &p, t, src, &head, mean, w->ops))
             return false;

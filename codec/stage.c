@@ -32,6 +32,14 @@ struct cst_stream cst_stream_encode_bytes(uint8_t *dst, const uint8_t *src, uint
     return s;
 }
 
+/* Whether a stream needs the side data. */
+static bool leans(const uint8_t *stream, uint8_t stage) {
+    const struct cst_coded_header *head = (const void *)stream;
+
+    return stage == CST_STAGE_KLT ||
+           (stage == CST_STAGE_LLOYD && head->flags & CST_CODED_SIDE_MEAN);
+}
+
 /* Length 0: the recipe has no lossy stage, or it can't take this segment. */
 static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
                                       const struct cst_stage_segment *seg, struct cst_recipe recipe,
@@ -53,6 +61,7 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
         s.length = cst_tucker_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_KLT)
         s.length = cst_klt_encode(dst, src, seg, w, &s.error);
+    s.leans = s.length && leans(dst, recipe.stage);
     return s;
 }
 

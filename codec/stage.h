@@ -59,6 +59,7 @@ struct cst_stream {
     size_t length;
     float error;
     bool lossy; /* the decoded segment is in w->a */
+    bool leans; /* on side data */
 };
 
 /* As the preset of w->params wants it, or without loss, or as it is. dst as for a stage. */

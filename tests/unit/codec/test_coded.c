@@ -9,6 +9,7 @@
 
 #include "codec/coded.h"
 #include "codec/lloyd_table.h"
+#include "codec/side.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -592,6 +593,49 @@ static void turning_back_pays(void **state) {
     }
 }
 
+/* Of a case whose every channel has a mean and a deviation of its own. */
+static void means_of_side_data_cost_nothing(void **state) {
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_BF16, 64, 1, 2, 64, 0 };
+    const struct cst_encode_params own = { CST_PRESET_TURBOQUANT, 64, 64, 1 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    struct cst_side_tensor tensor[2] = { { .channels = 128 }, { .channels = 128 } };
+    struct cst_side side = { .version = 3, .check = 77, .n_layers = 1, .tensor = tensor };
+    struct cst_encode_params p = own;
+    struct cst_frame_info info, with;
+    float mean[2][128];
+    size_t length;
+
+    (void)state;
+    case_fill_model(c, 5, 64);
+    for (uint32_t i = 0; i < 256; i++) {
+        mean[i / 128][i % 128] = 0;
+        for (uint32_t t = 0; t < 64; t++)
+            mean[i / 128][i % 128] += case_value(c, c->block, i / 128, t, i / 64 % 2, i % 64) / 64;
+        tensor[i / 128].mean = mean[i / 128];
+    }
+    assert_int_equal(case_encode(c, &p, &info), 0);
+    assert_int_equal(info.side_version, 0);
+    length = c->frame_len;
+    p.side = c->side = &side;
+    assert_int_equal(case_encode(c, &p, &with), 0);
+    assert_int_equal(with.side_version, 3);
+    assert_int_equal(with.side_check, 77);
+    assert_int_equal(length - c->frame_len, 2 * 128 * 2); /* a half each */
+    assert_true(with.error < 1.05f * info.error);
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0); /* and block_crc is right */
+    c->side = NULL;
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), CST_CODEC_E_SIDE);
+    /* means that are far off are left alone, tensors of another width unknown */
+    for (uint32_t i = 0; i < 256; i++)
+        mean[i / 128][i % 128] += 1000;
+    assert_int_equal(case_encode(c, &p, &with), 0);
+    assert_int_equal(with.side_version, 0);
+    assert_int_equal(c->frame_len, length);
+    tensor[0].channels = tensor[1].channels = 64;
+    assert_int_equal(case_encode(c, &p, &with), 0);
+    assert_int_equal(with.side_version, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_are_checked),
@@ -603,6 +647,7 @@ int main(void) {
         cmocka_unit_test(sizes_of_values_do_not_matter),
         cmocka_unit_test(means_are_taken_where_they_pay),
         cmocka_unit_test(turning_back_pays),
+        cmocka_unit_test(means_of_side_data_cost_nothing),
     };
 
     return cst_run_rows(rows, streams_are_as_the_format_says) +
