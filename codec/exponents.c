@@ -226,7 +226,8 @@ static uint16_t choose_level(const int32_t *e, uint32_t tokens,
         sum += (uint32_t)e[t];
         present += e[t] > 0;
     }
-    present = CST_MAX(1, present);
+    if (2 * present < tokens)
+        return 0; /* zeros, above all */
     h.middle = (int)(sum / present);
     count_exponents(&h, e, tokens);
     level = start = (int)(4 * sum / present) + MEAN_TO_LEVEL;
@@ -240,31 +241,73 @@ static uint16_t choose_level(const int32_t *e, uint32_t tokens,
     return (uint16_t)CST_MAX(0, CST_MIN(LEVELS - 1, level));
 }
 
+/* The head for the channels' levels: from the lowest on, channels of zeros (level 0) left to the
+ * highest code where there are others. Where six bits don't reach, around the mean. */
+static struct cst_exponents_header choose_head(const struct channels *c) {
+    struct cst_exponents_header head = { 0 };
+    uint32_t lowest = LEVELS, highest = 0, sum = 0, n = 0, zeros = 0, codes;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (c->level[i] == 0) {
+            zeros++;
+            continue;
+        }
+        lowest = CST_MIN(lowest, c->level[i]);
+        highest = CST_MAX(highest, c->level[i]);
+        sum += c->level[i];
+        n++;
+    }
+    if (n == 0)
+        return head;
+    head.flags = zeros ? CST_EXPONENTS_ZEROS : 0;
+    codes = highest - lowest + 1 + (zeros > 0);
+    while (head.bits < BITS_MAX && codes > 1u << head.bits)
+        head.bits++;
+    if (codes > 1u << BITS_MAX && sum / n > lowest + (1u << BITS_MAX) / 2)
+        lowest = sum / n - (1u << BITS_MAX) / 2;
+    cst_store16(&head.level, (uint16_t)lowest);
+    return head;
+}
+
+/* The level that a code stands for. */
+static uint32_t level_of(const struct cst_exponents_header *head, uint32_t code) {
+    if (head->flags & CST_EXPONENTS_ZEROS && code == (1u << head->bits) - 1)
+        return 0;
+    return cst_load16(&head->level) + code;
+}
+
+static uint8_t code_of(const struct cst_exponents_header *head, uint32_t level) {
+    uint32_t most = (1u << head->bits) - 1, lowest = cst_load16(&head->level);
+
+    if (head->flags & CST_EXPONENTS_ZEROS) {
+        if (level == 0)
+            return (uint8_t)most;
+        most--;
+    }
+    return (uint8_t)(level > lowest ? CST_MIN(level - lowest, most) : 0);
+}
+
 /* Levels, and rows of symbols in place of exponents; the head and the levels as they are stored.
  * Returns their length. */
 static size_t encode_levels(uint8_t *dst, const struct cst_rans_matrix *m, struct channels *c,
                             const struct cst_codec_work *w) {
-    struct cst_exponents_header head = { 0 };
-    uint32_t lowest = LEVELS, highest = 0, padded = (uint32_t)cst_align_up(c->n, 8);
+    uint32_t padded = (uint32_t)cst_align_up(c->n, 8);
+    struct cst_exponents_header head;
 
-    for (uint32_t i = 0; i < c->n; i++) {
+    for (uint32_t i = 0; i < c->n; i++)
         c->level[i] = choose_level(m->q + i * m->stride, m->tokens, w->exponents);
-        lowest = CST_MIN(lowest, c->level[i]);
-        highest = CST_MAX(highest, c->level[i]);
-    }
-    while (head.bits < BITS_MAX && highest - lowest >= 1u << head.bits)
-        head.bits++;
+    head = choose_head(c);
     memset(c->code, 0, padded);
     for (uint32_t i = 0; i < c->n; i++) {
-        uint32_t code = CST_MIN(c->level[i] - lowest, (1u << head.bits) - 1);
-        int32_t offset = MIDDLE - (int32_t)((lowest + code) >> 2);
+        uint8_t code = code_of(&head, c->level[i]);
+        uint32_t level = level_of(&head, code);
+        int32_t offset = MIDDLE - (int32_t)(level >> 2);
 
-        c->code[i] = (uint8_t)code;
-        c->klass[i] = (lowest + code) & 3;
+        c->code[i] = code;
+        c->klass[i] = level & 3;
         for (uint32_t t = 0; t < m->tokens; t++)
             m->q[i * m->stride + t] += offset;
     }
-    cst_store16(&head.level, (uint16_t)lowest);
     memcpy(dst, &head, sizeof(head));
     cst_coded_pack(dst + sizeof(head), c->code, padded, head.bits);
     return sizeof(head) + padded / 8 * head.bits;
@@ -301,23 +344,23 @@ size_t cst_exponents_encode(uint8_t *dst, const uint8_t *seg, const struct cst_s
 /* The head and the levels; their length, or 0. */
 static size_t decode_levels(struct channels *c, const uint8_t *src, size_t len,
                             const struct cst_codec_ops *ops) {
-    uint32_t padded = (uint32_t)cst_align_up(c->n, 8), lowest;
+    uint32_t padded = (uint32_t)cst_align_up(c->n, 8);
     struct cst_exponents_header head;
     size_t at;
 
     if (len < sizeof(head))
         return 0;
     memcpy(&head, src, sizeof(head));
-    lowest = cst_load16(&head.level);
     at = sizeof(head) + padded / 8 * head.bits;
-    if (head.flags || head.bits > BITS_MAX || lowest >= LEVELS || len < at)
+    if (head.flags & ~CST_EXPONENTS_ZEROS || head.bits > BITS_MAX ||
+        cst_load16(&head.level) >= LEVELS || len < at)
         return 0;
     if (head.bits)
         ops->unpack(c->code, src + sizeof(head), padded, head.bits);
     else
         memset(c->code, 0, padded);
     for (uint32_t i = 0; i < c->n; i++) {
-        uint32_t level = lowest + c->code[i];
+        uint32_t level = level_of(&head, c->code[i]);
 
         c->klass[i] = level & 3;
         c->offset[i] = (int32_t)(level >> 2) - MIDDLE;

@@ -90,11 +90,13 @@ enum cst_plane_coding {
 /* Head of an EXPONENTS stream; levels of the channels above the lowest one, then the rANS stream
  * follow. */
 struct cst_exponents_header {
-    uint8_t flags;         /* 0 */
+    uint8_t flags;         /* enum cst_exponents_flag */
     uint8_t bits;          /* of a level, 0..6 */
     struct cst_le16 level; /* the lowest */
 };
 _Static_assert(sizeof(struct cst_exponents_header) == 4, "docs/codec-format.md section 4.9");
+
+enum cst_exponents_flag { CST_EXPONENTS_ZEROS = 1 /* the highest code is level 0 */ };
 
 /* Head of a GROUPS, LLOYD or TUCKER stream; sinks, then fp16 parameters, then codes follow. */
 struct cst_coded_header {

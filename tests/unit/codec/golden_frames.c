@@ -200,7 +200,7 @@ static const struct bad bads[] = {
     { "bad-plane-length", CST_CODEC_E_CORRUPT, STREAMS + 7, 1, 0, true },
     { "bad-code-lengths", CST_CODEC_E_CORRUPT, STREAMS + 8, 0xff, 0, true },
     { "bad-symbols", CST_CODEC_E_CORRUPT, STREAMS + 300, 0xff, 0, true },
-    { "bad-exponents-flags", CST_CODEC_E_CORRUPT, STREAMS, 1, 0, true, EXPONENTS },
+    { "bad-exponents-flags", CST_CODEC_E_CORRUPT, STREAMS, 2, 0, true, EXPONENTS },
     { "bad-exponents-bits", CST_CODEC_E_CORRUPT, STREAMS + 1, 7, 0, true, EXPONENTS },
     { "bad-exponents-level", CST_CODEC_E_CORRUPT, STREAMS + 3, 4, 0, true, EXPONENTS },
     { "bad-exponents-lanes", CST_CODEC_E_CORRUPT, STREAMS + 4 + 50, 6, 0, true, EXPONENTS },

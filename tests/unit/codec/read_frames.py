@@ -489,9 +489,10 @@ def exponents(layout, seg, tokens, data):
     places = offsets(layout, seg, tokens)
     channels = len(places[0])
     size = -(-channels // 8) * bits
-    need(flags == 0 and bits <= 6 and lowest < 1024 and len(data) >= 4 + size)
+    need(flags <= 1 and bits <= 6 and lowest < 1024 and len(data) >= 4 + size)
     codes = Bits(data[4:4 + size])
-    levels = [lowest + codes.get(bits) for _ in range(channels)]
+    codes = [codes.get(bits) for _ in range(channels)]
+    levels = [0 if flags and c == (1 << bits) - 1 else lowest + c for c in codes]
     tables = [exponent_table(k) for k in range(4)]
 
     def table_of(tag, c):

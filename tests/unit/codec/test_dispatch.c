@@ -461,6 +461,105 @@ static void table_entries(void **state) {
     }
 }
 
+/* Rows of packed codes: apart, then head by head. */
+static void hadamard_of_rows(void **state) {
+    const struct cst_codec_ops *ops = *state, *ref = cst_codec_ops_portable();
+    static const size_t sizes[] = { 1, 8, 16, 64, 128, 256 };
+    float level[256 + 16], mean[3 * 256], scale[3] = { 0.5f, 3, -1 };
+
+    fill_floats(level, CST_COUNT(level));
+    fill_floats(mean, CST_COUNT(mean));
+    for (unsigned bits = 1; bits <= 8; bits++) {
+        for (size_t k = 0; k < 2 * CST_COUNT(sizes); k++) {
+            size_t n = sizes[k / 2], padded = cst_align_up(3 * n, 8);
+            const float *plus = k % 2 ? mean : NULL;
+            float x[3 * 256 + 1], want[3 * 256];
+            uint8_t codes[3 * 256], packed[3 * 256];
+
+            fill(packed, sizeof(packed));
+            ref->unpack(codes, packed, padded, bits);
+            for (size_t h = 0; h < 3; h++)
+                ref->hadamard_levels(want + h * n, codes + h * n, level, bits, scale[h],
+                                     plus ? plus + h * n : NULL, n);
+            x[3 * n] = 99;
+            ops->hadamard_row(x, codes, packed, level, bits, scale, plus, n, 3);
+            assert_memory_equal(x, want, 3 * n * sizeof(*x));
+            assert_true(x[3 * n] == 99);
+        }
+    }
+}
+
+static void integer_ranges(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    int32_t q[40], least, most;
+
+    for (size_t n = 1; n <= 40; n++) {
+        for (size_t at = 0; at < n; at++) {
+            memset(q, 0, sizeof(q));
+            q[at] = 5;
+            q[(at + 1) % n] = INT32_MIN;
+            ops->int_range(&least, &most, q, n);
+            assert_int_equal(least, INT32_MIN);
+            assert_int_equal(most, n == 1 ? INT32_MIN : 5);
+        }
+    }
+}
+
+/* Bits from the lowest of the first byte up, in reverse from each integer. */
+static void bits_below_integers(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    uint8_t src[40 * 6 / 8 + 9];
+    int32_t q[41];
+
+    for (unsigned shift = 1; shift <= 6; shift++) {
+        for (unsigned bit = 0; bit < 8; bit++) {
+            fill(src, sizeof(src));
+            for (int i = 0; i <= 40; i++)
+                q[i] = i - 20;
+            ops->low_bits(q, src, bit, 40, shift);
+            for (int i = 0; i < 40; i++) {
+                int low = 0;
+
+                for (unsigned k = 0; k < shift; k++) {
+                    unsigned at = bit + (unsigned)i * shift + k;
+
+                    low |= (src[at / 8] >> at % 8 & 1) << k;
+                }
+                assert_int_equal(q[i], (i - 20) * (1 << shift) - (1 << shift) / 2 + low);
+            }
+            assert_int_equal(q[40], 20);
+        }
+    }
+}
+
+static void transposed_bytes(void **state) {
+    const struct cst_codec_ops *ops = *state;
+    enum { T = 27, C = 21, PITCH = 30, STRIDE = 32 };
+    uint8_t src[T * PITCH], dst[T * PITCH];
+    int32_t q[C * STRIDE], offset[C];
+
+    for (uint32_t tokens = 1; tokens <= T; tokens++) {
+        for (uint32_t channels = 1; channels <= C; channels++) {
+            fill(src, sizeof(src));
+            memset(dst, 7, sizeof(dst));
+            memset(q, 7, sizeof(q));
+            ops->bytes_to_rows(q, STRIDE, src, PITCH, tokens, channels);
+            for (uint32_t c = 0; c < channels; c++) {
+                offset[c] = (int32_t)c * 40 - 300;
+                for (uint32_t t = 0; t < tokens; t++)
+                    assert_int_equal(q[c * STRIDE + t], src[t * PITCH + c]);
+            }
+            ops->rows_to_bytes(dst, PITCH, q, STRIDE, tokens, offset, channels);
+            for (uint32_t t = 0; t < T; t++) {
+                for (uint32_t c = 0; c < PITCH; c++)
+                    assert_int_equal(
+                        dst[t * PITCH + c],
+                        t < tokens && c < channels ? (uint8_t)(src[t * PITCH + c] + offset[c]) : 7);
+            }
+        }
+    }
+}
+
 static void the_best_set_is_one_of_them(void **state) {
     const struct cst_codec_ops *best = cst_codec_ops();
 
@@ -473,15 +572,17 @@ static void the_best_set_is_one_of_them(void **state) {
 
 static int run(const struct cst_codec_ops *ops) {
     const struct CMUnitTest tests[] = {
-        ROW(split_and_merge, ops),    ROW(conversions, ops),
-        ROW(dequantized_values, ops), ROW(magnitudes, ops),
-        ROW(quantized_values, ops),   ROW(sums, ops),
-        ROW(table_entries, ops),      ROW(the_best_set_is_one_of_them, ops),
-        ROW(unpacked_codes, ops),     ROW(halves_are_scaled_and_checked, ops),
-        ROW(affine_values, ops),      ROW(hadamard_by_its_matrix, ops),
-        ROW(hadamard_of_levels, ops), ROW(nearest_levels, ops),
-        ROW(codes_of_groups, ops),    ROW(widened_ranges, ops),
-        ROW(turned_pairs, ops),       ROW(rounded_values, ops),
+        ROW(split_and_merge, ops),     ROW(conversions, ops),
+        ROW(dequantized_values, ops),  ROW(magnitudes, ops),
+        ROW(quantized_values, ops),    ROW(sums, ops),
+        ROW(table_entries, ops),       ROW(the_best_set_is_one_of_them, ops),
+        ROW(unpacked_codes, ops),      ROW(halves_are_scaled_and_checked, ops),
+        ROW(affine_values, ops),       ROW(hadamard_by_its_matrix, ops),
+        ROW(hadamard_of_levels, ops),  ROW(nearest_levels, ops),
+        ROW(codes_of_groups, ops),     ROW(widened_ranges, ops),
+        ROW(turned_pairs, ops),        ROW(rounded_values, ops),
+        ROW(hadamard_of_rows, ops),    ROW(integer_ranges, ops),
+        ROW(bits_below_integers, ops), ROW(transposed_bytes, ops),
     };
 
     cst_seeded_random_init(&r, 11);
