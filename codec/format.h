@@ -61,7 +61,7 @@ enum cst_stage {
     CST_STAGE_INT8 = 4,   /* sinks raw, then fp16 scales, then int8 values */
     CST_STAGE_GROUPS = 5, /* sinks raw, then scales and zeros of groups, then codes */
     CST_STAGE_LLOYD = 6,  /* sinks raw, then means and norms, then codes of rotated heads */
-    CST_STAGE_POLAR = 7,
+    CST_STAGE_POLAR = 7,  /* sinks raw, then lengths, then angles of rotated heads */
     CST_STAGE_TUCKER = 8, /* layered frames only */
     CST_STAGE_KLT = 9,    /* layered frames only */
     CST_STAGE_EXPONENTS = 10,
@@ -98,7 +98,8 @@ _Static_assert(sizeof(struct cst_exponents_header) == 4, "docs/codec-format.md s
 
 enum cst_exponents_flag { CST_EXPONENTS_ZEROS = 1 /* the highest code is level 0 */ };
 
-/* Head of a GROUPS, LLOYD or TUCKER stream; sinks, then fp16 parameters, then codes follow. */
+/* Head of a GROUPS, LLOYD, POLAR or TUCKER stream; sinks, then fp16 parameters, then codes follow.
+ */
 struct cst_coded_header {
     uint8_t flags;        /* enum cst_coded_flag */
     uint8_t bits;         /* of a code, 1..8; TUCKER: 0 is no codes */

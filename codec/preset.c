@@ -42,6 +42,7 @@ static const struct row {
     [CST_PRESET_FLASHJOLT] = TUCKER("flashjolt"),
     [CST_PRESET_JOLT_PLUS] = TUCKER("jolt+"),
 #undef TUCKER
+    [CST_PRESET_POLAR] = { "polar", { CST_STAGE_POLAR }, { CST_STAGE_POLAR } },
     [CST_PRESET_KLT] = { "klt", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
     [CST_PRESET_DEEP] = { "deep", { CST_STAGE_KLT }, { CST_STAGE_KLT } },
 };

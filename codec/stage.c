@@ -57,6 +57,8 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
         s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
     else if (recipe.stage == CST_STAGE_LLOYD)
         s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, true, w, &s.error);
+    else if (recipe.stage == CST_STAGE_POLAR)
+        s.length = cst_polar_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_TUCKER)
         s.length = cst_tucker_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_KLT)
@@ -102,7 +104,7 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 bool cst_stage_known(uint8_t stage, bool layered) {
-    return stage <= CST_STAGE_LLOYD || stage == CST_STAGE_EXPONENTS ||
+    return stage <= CST_STAGE_POLAR || stage == CST_STAGE_EXPONENTS ||
            (layered && (stage == CST_STAGE_TUCKER || stage == CST_STAGE_KLT));
 }
 
@@ -112,6 +114,7 @@ bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
     switch (stage) {
     case CST_STAGE_GROUPS:
     case CST_STAGE_LLOYD:
+    case CST_STAGE_POLAR:
     case CST_STAGE_TUCKER:
         return len >= sizeof(*head) && head->flags & CST_CODED_UNROTATED;
     case CST_STAGE_KLT:
@@ -144,6 +147,8 @@ static bool decode_segment(uint8_t *dst, uint64_t n, const struct cst_stage_segm
         return seg && seg->view && cst_groups_decode(dst, seg, src, len, w);
     case CST_STAGE_LLOYD:
         return seg && seg->view && cst_lloyd_decode(dst, seg, src, len, w);
+    case CST_STAGE_POLAR:
+        return seg && seg->view && cst_polar_decode(dst, seg, src, len, w);
     case CST_STAGE_TUCKER:
         return seg && seg->view && cst_preset_is_tucker(w->preset) &&
                cst_tucker_decode(dst, seg, src, len, w);

@@ -160,6 +160,13 @@ bool cst_tucker_decode(uint8_t *seg, const struct cst_stage_segment *s, const ui
 bool cst_tucker_skip(const struct cst_stage_segment *s, const uint8_t *src, size_t len,
                      const struct cst_codec_work *w);
 
+/* POLAR: each head, keys turned back, Hadamard transformed, as lengths and angles of 16 values.
+ * Heads of a multiple of 16 dimensions. */
+size_t cst_polar_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
+                        const struct cst_codec_work *w, float *error);
+bool cst_polar_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                      size_t len, const struct cst_codec_work *w);
+
 /* Any bytes. */
 size_t cst_zstd_work_size(void);
 size_t cst_zstd_encode(uint8_t *dst, const uint8_t *src, size_t n, const struct cst_codec_work *w);

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
-RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD = range(7)
+RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD, POLAR = range(8)
 TUCKER, KLT, EXPONENTS = 8, 9, 10
 TURBOQUANT, JOLT, DEEP = 6, 8, 12
 UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX = 1, 2, 4, 8, 16, 32
@@ -387,6 +387,44 @@ def tucker(layout, seg, tokens, first_position, data, cells):
     return s.block(values)
 
 
+QUARTER = [[.9523438, .805634, .5924136, .3050268], [.9104246, .7810479, .6244711, .413675],
+           [.8656486, .7609979, .6487543, .5006521]]
+
+
+def polar(layout, seg, tokens, first_position, data):
+    s = Coded(layout, seg, tokens, first_position, data)
+    need(s.flags in (0, UNROTATED) and s.bits == 0 and s.group == 0 and s.dims % 16 == 0)
+    blocks = s.channels // 16
+    lengths = s.halves(s.coded * blocks)
+    row = -(-blocks * 46 // 8)
+    need(len(data) == s.at + s.coded * row)
+    values = []
+    for t in range(s.coded):
+        codes, x = Bits(data[s.at + t * row:s.at + (t + 1) * row]), []
+        for length in lengths[t * blocks:(t + 1) * blocks]:
+            levels_ = [[codes.get(2 if l else 4) for _ in range(8 >> l)] for l in range(4)]
+            r = [length]
+            for l in (3, 2, 1, 0):
+                if l:
+                    r = [x for y, c in zip(r, levels_[l])
+                         for x in (y * QUARTER[l - 1][c], y * QUARTER[l - 1][3 - c])]
+                else:
+                    r = [x for y, c in zip(r, levels_[0])
+                         for x in (y * math.cos(math.pi * (c + .5) / 8),
+                                   y * math.sin(math.pi * (c + .5) / 8))]
+            x += r
+        for h in range(0, s.channels, s.dims):
+            at, left = h, s.dims
+            while left:
+                n = 1 << left.bit_length() - 1
+                block = x[at:at + n]
+                x[at:at + n] = [sum(-v if (i & j).bit_count() % 2 else v
+                                    for j, v in enumerate(block)) / math.sqrt(n) for i in range(n)]
+                at, left = at + n, left - n
+        values.append(x)
+    return s.block(values)
+
+
 class Bits:
     """Numbers from the lowest bit of the first byte up."""
 
@@ -671,7 +709,7 @@ def stream(layout, seg, tokens, first_position, stage, data, n):
         return planes(layout, seg, tokens, data)
     if stage == EXPONENTS:
         return exponents(layout, seg, tokens, data)
-    coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd}[stage]
+    coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd, POLAR: polar}[stage]
     return coding(layout, seg, tokens, first_position, data)
 
 
@@ -710,7 +748,7 @@ def decode(frame, layout, side=None):
         stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need(stage <= LLOYD or stage == EXPONENTS or layered and stage in (TUCKER, KLT), "version")
+        need(stage <= POLAR or stage == EXPONENTS or layered and stage in (TUCKER, KLT), "version")
         need(stage_version == 1 and zero == 0, "version")
         at = start + length
         data = frame[start:at]

@@ -636,6 +636,54 @@ static void means_of_side_data_cost_nothing(void **state) {
     assert_int_equal(with.side_version, 0);
 }
 
+/* Expected cosine between an angle of a level >= 2, of density sin(2 x)^(2^(level - 1) - 1) for
+ * independent normal values (PolarQuant, lemma 2), and the nearest of four. */
+static double expected_cosine(int level, const double cosines[4]) {
+    double sum = 0, weight = 0;
+
+    for (int i = 0; i < 100000; i++) {
+        double x = M_PI / 2 * (i + 0.5) / 100000, f = pow(sin(2 * x), (1 << (level - 1)) - 1);
+        double best = 0;
+
+        for (int k = 0; k < 4; k++)
+            best = CST_MAX(best, cos(x - acos(cosines[k])));
+        sum += f * best;
+        weight += f;
+    }
+    return sum / weight;
+}
+
+/* Lengths are kept, so the error is 2 - 2 E<x, y>, and the inner product of a block is the product
+ * of independent cosines, one a level. */
+static void angles_have_the_distortion_of_the_formula(void **state) {
+    static const double codes[3][4] = { { .9523438, .805634, .5924136, .3050268 },
+                                        { .9104246, .7810479, .6244711, .413675 },
+                                        { .8656486, .7609979, .6487543, .5006521 } };
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_F32, 256, 1, 4, 128, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    double errors = 0, energy = 0, expected = sin(M_PI / 16) / (M_PI / 16);
+    float *x = (void *)c->block, error;
+    struct cst_seeded_random r;
+    struct case_stage stage;
+
+    (void)state;
+    for (int level = 2; level <= 4; level++)
+        expected *= expected_cosine(level, codes[level - 2]);
+    cst_seeded_random_init(&r, 2);
+    for (size_t i = 0; i < 256 * 512; i++)
+        x[i] = (float)normal(&r);
+    case_stage_init(&stage, c, 0, 256, 64);
+    assert_int_equal(cst_polar_encode(c->frame, c->block, &stage.s, &stage.w, &error),
+                     8 + 256 * 512 * 62 / 16 / 8);
+    for (size_t i = 0; i < 256 * 512; i++) {
+        double y = (double)((const float *)(void *)stage.w.a)[i];
+
+        errors += ((double)x[i] - y) * ((double)x[i] - y);
+        energy += (double)x[i] * (double)x[i];
+    }
+    assert_true(fabs(errors / energy / (2 - 2 * expected) - 1) < 0.01);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_are_checked),
@@ -648,6 +696,7 @@ int main(void) {
         cmocka_unit_test(means_are_taken_where_they_pay),
         cmocka_unit_test(turning_back_pays),
         cmocka_unit_test(means_of_side_data_cost_nothing),
+        cmocka_unit_test(angles_have_the_distortion_of_the_formula),
     };
 
     return cst_run_rows(rows, streams_are_as_the_format_says) +
