@@ -486,7 +486,8 @@ static bool choose_sources(struct learner *l, struct cst_side_tensor *t, uint32_
         if (!cst_side_source(l->tensor, layer, tensor, 1 << i))
             allowed &= (uint8_t) ~(1 << i);
     }
-    for (uint8_t sources = 1; sources < 4; sources++) {
+    /* one source alone only where both don't pay, or have too few tokens */
+    for (uint8_t sources = 3; sources > 0 && t->sources != 3; sources--) {
         double bits;
 
         if (sources & ~allowed)

@@ -21,6 +21,7 @@ static const struct row {
     struct case_shape shape;
     uint32_t tokens, position, rope_dims;
     enum cst_rope rope;
+    uint32_t predicted; /* tensors; 0: too few tokens are learned from */
 } rows[] = {
     { "rows bf16", { CASE_ROWS, CST_DTYPE_BF16, 64, 3, 3, 64, 0 }, 64, 64, 64, CST_ROPE_NORM },
     { "sinks", { CASE_ROWS, CST_DTYPE_BF16, 64, 2, 3, 64, 0 }, 64, 0, 64, CST_ROPE_NEOX },
@@ -46,6 +47,13 @@ static const struct row {
       64,
       96,
       CST_ROPE_NORM },
+    { "predicted groups of heads",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 2, 3, 96, 0 },
+      64,
+      64,
+      96,
+      CST_ROPE_NORM,
+      3 },
     { "1,000 tokens",
       { CASE_ROWS, CST_DTYPE_BF16, 1024, 1, 2, 64, 0 },
       1000,
@@ -67,7 +75,10 @@ static void scene_init(struct scene *s, const struct row *row) {
     s->c = case_new(&row->shape);
     if (row->rope_dims)
         case_rotate_keys(s->c, row->rope, row->rope_dims);
-    side_case_learn(&s->side, s->c, CST_MAX(2u, 640 / row->shape.block_tokens), NULL);
+    /* a group has up to 192 inputs from each source */
+    side_case_learn(&s->side, s->c,
+                    CST_MAX(2u, (row->predicted ? 3200 : 640) / row->shape.block_tokens), NULL);
+    assert_true(s->side.report.predicted >= row->predicted);
     side_case_fill(s->c, 7, row->tokens);
 }
 
