@@ -169,6 +169,7 @@ static void closing_end(struct closing *c, int status) {
     cst_free(c->index.heap);
     cst_free(c);
     closed(s);
+    cst_seg_spare(s->seg);
 }
 
 static void closing_written(struct cst_aio_op *op, int res) {
@@ -616,6 +617,23 @@ static int make_start(struct cst_seg *seg, struct cst_seg_segment *s) {
     return 0;
 }
 
+/* Every segment is some namespace's open one: the oldest that nobody writes to is closed, so that
+ * it can be evicted. */
+static void finish_idle(struct cst_seg *seg) {
+    struct cst_seg_segment *oldest = NULL;
+
+    for (uint32_t i = 0; i < seg->n_segments; i++) {
+        struct cst_seg_segment *s = &seg->segments[i];
+
+        if (s->state == CST_SEG_CLOSING)
+            return;
+        if (s->state == CST_SEG_OPEN && !s->writers && (!oldest || s->sequence < oldest->sequence))
+            oldest = s;
+    }
+    if (oldest)
+        cst_segment_finish(oldest);
+}
+
 void cst_seg_spare(struct cst_seg *seg) {
     struct cst_seg_segment *s;
 
@@ -630,6 +648,6 @@ void cst_seg_spare(struct cst_seg *seg) {
         }
         return;
     }
-    if (!seg->evict)
-        (void)cst_seg_evict_start(seg, NULL);
+    if (!seg->evict && !cst_seg_evict_start(seg, NULL) && !seg->n_free)
+        finish_idle(seg);
 }

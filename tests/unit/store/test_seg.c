@@ -242,6 +242,43 @@ static void test_purge_busy(void **state) {
     }
 }
 
+/* More namespaces than segments: each still gets its turn. */
+static void test_many_namespaces(void **state) {
+    struct seg_world *w = seg_world_new(10, CST_SEG_CRYPT_OFF);
+    struct cst_seg_space *spaces[20];
+
+    (void)state;
+    w->options.bytes = 4 * (256 << 10);
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    for (uint32_t i = 0; i < 20; i++) {
+        char name[16];
+
+        (void)snprintf(name, sizeof(name), "uid-%u", 100 + i);
+        assert_int_equal(cst_seg_space_open(w->seg, name, CST_KIND_TOKENS, CST_CLASS_LOSSLESS,
+                                            "canonical bytes of model", 24, &spaces[i]),
+                         0);
+    }
+    for (uint32_t i = 0; i < 60; i++) {
+        int r = CST_SEG_E_BUSY;
+
+        for (unsigned k = 0; k < 5 && (r == CST_SEG_E_BUSY || r == CST_SEG_E_FULL); k++) {
+            seg_world_prepare(w, i, -1, 0, 9000);
+            w->items[i].store.record.space = spaces[i % 20];
+            r = cst_seg_store(w->seg, &w->items[i].store);
+            if (r)
+                w->items[i].payload = cst_free(w->items[i].payload);
+            seg_world_settle(w);
+        }
+        assert_int_equal(r, 0);
+        assert_int_equal(w->items[i].status, 0);
+        assert_int_equal(seg_world_read(w, i), 0);
+    }
+    for (uint32_t i = 0; i < 20; i++)
+        (void)cst_seg_space_unref(spaces[i]);
+    seg_world_free(w);
+}
+
 /* Budget, hits, size, the disk's end, and the breaker. */
 static void test_admission(void **state) {
     struct seg_world *w = seg_world_new(7, CST_SEG_CRYPT_OFF);
@@ -291,7 +328,8 @@ int main(void) {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_restart),
         cmocka_unit_test(test_eviction),   cmocka_unit_test(test_parents_first),
         cmocka_unit_test(test_side_data),  cmocka_unit_test(test_namespaces),
-        cmocka_unit_test(test_purge_busy), cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_purge_busy), cmocka_unit_test(test_many_namespaces),
+        cmocka_unit_test(test_admission),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
