@@ -11,8 +11,7 @@
 #include <string.h>
 #include <zstd.h>
 
-/* One file: [layer][token][head][dim] in bf16. */
-static uint8_t *load_tensor(size_t *size, const char *folder, const char *name) {
+uint8_t *bench_cache_tensor(size_t *size, const char *folder, const char *name) {
     char path[PATH_MAX];
     uint8_t *packed = NULL, *bytes = NULL;
     long n = 0;
@@ -78,7 +77,7 @@ static int cache_append(struct bench_cache *c, const char *folder, const char *t
 
     for (int i = 0; i < 2; i++) {
         (void)snprintf(name, sizeof(name), "%s.%s", text, i ? "v" : "kpost");
-        tensor[i] = load_tensor(&size[i], folder, name);
+        tensor[i] = bench_cache_tensor(&size[i], folder, name);
     }
     blocks = size[0] / (BENCH_PART * c->desc.n_layers);
     c->per_text = blocks;

@@ -33,3 +33,6 @@ void bench_cache_deinit(struct bench_cache *c);
 
 /* The position of the first token of block i, the blocks repeated as often as wanted. */
 uint32_t bench_cache_position(const struct bench_cache *c, size_t i);
+
+/* FOLDER/NAME.bf16.zst: [layer][token][head][dim] in bf16, for cst_free(); NULL: can't be read. */
+uint8_t *bench_cache_tensor(size_t *size, const char *folder, const char *name);

@@ -10,6 +10,7 @@ int cst_bench_put(void);
 int cst_bench_lease(void);
 int cst_bench_shm(void);
 int cst_bench_codec(void);
+int cst_bench_tucker(void); /* a part of codec */
 int cst_bench_spill(void);
 int cst_bench_recover(void);
 int cst_bench_evict(void);

@@ -63,7 +63,7 @@ SINGLE = [
     Point("kivi4", ["--preset", "kivi4"]),
     Point("kivi2", ["--preset", "kivi2"]),
 ]
-JOLT_LAYERS = 6  # that share a decomposition
+JOLT_LAYERS = 0  # that share a decomposition: as the preset has it
 FAMILY_TARGETS = {("klt", "003"): 4.4, ("deep", "003"): 6.5, ("deep", "01"): 9,
                   ("deep_steps", "003"): 7.8, ("deep_steps", "01"): 11,
                   ("deep_steps", "015"): 12.5}

@@ -64,7 +64,8 @@ struct cst_encode_params {
      * sinks excluded, checked on the decoded values; 0 = must be exact. */
     float bound;
     uint8_t bits_k, bits_v; /* turboquant: bits of a value, 1..8, 0 = 4; other presets: 0 */
-    uint8_t group_layers;   /* jolt family: layers that share a decomposition; 0 = 6 */
+    uint8_t group_layers;   /* jolt family: layers that share a decomposition; 0 = 6, below
+                             * 256 tokens 1 */
     float ratio;            /* jolt family: block bytes over frame bytes to reach; 0 = 3 */
     float step; /* klt, deep: quantizer step over the rms deviation of a layer; 0 = .4 */
     const struct cst_side *side; /* NULL: none; outlives the call */

@@ -15,7 +15,8 @@
 #include "codec/tucker_basis.h"
 
 enum {
-    CST_TUCKER_LAYERS = 6,         /* of a cell, where nothing else is asked for */
+    CST_TUCKER_LAYERS = 6,         /* of a cell, where nothing else is asked for, of blocks ... */
+    CST_TUCKER_LONG = 256,         /* ... of so many tokens; 1 of shorter ones */
     CST_TUCKER_CELL_MAX = 4 << 20, /* values of a cell of more than one layer */
     CST_TUCKER_RATIO = 3,
 };

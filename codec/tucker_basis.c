@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { OVERSAMPLE = 10, POWER_ITERATIONS = 2 };
+enum { OVERSAMPLE = 10, POWER_ITERATIONS = 1 };
 
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
     for (uint32_t i = 0; i < n / 2; i++) {
@@ -166,13 +166,14 @@ static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_sh
     return r;
 }
 
-/* The cell in the stronger third of the dimensions' directions is what the sketch is made of: the
- * rest has little to say about tokens. */
-static struct cst_tucker_shape strong_part(const struct cst_tucker_shape *s, const float *dim,
-                                           const float *x, float *y) {
+/* The cell in the directions of the dimensions that a sketch is made of: the first quarter, the
+ * rest has little to say about tokens; more of them where the tokens want more. */
+static struct cst_tucker_shape strong_part(const struct cst_tucker_shape *s, uint32_t rank,
+                                           const float *dim, const float *x, float *y) {
     struct cst_tucker_shape strong = *s;
+    uint32_t least = (rank + OVERSAMPLE + s->heads - 1) / s->heads;
 
-    strong.dims = (s->dims + 2) / 3;
+    strong.dims = CST_MIN(CST_MAX((s->dims + 3) / 4, least), s->dims);
     cst_gemm(false, true, s->tokens * s->heads, strong.dims, s->dims, 1, x, s->dims, dim, s->dims,
              0, y, strong.dims);
     return strong;
@@ -180,7 +181,7 @@ static struct cst_tucker_shape strong_part(const struct cst_tucker_shape *s, con
 
 static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
                             const float *x, const struct cst_tucker_scratch *w) {
-    struct cst_tucker_shape strong = strong_part(s, b->dim, x, w->y);
+    struct cst_tucker_shape strong = strong_part(s, b->rank, b->dim, x, w->y);
     uint32_t rows = CST_MIN(b->rank + OVERSAMPLE, CST_MIN(s->tokens, strong.heads * strong.dims));
     float *wide = w->eigen + cst_eigen_work(rows); /* rows x tokens */
     const float *z = w->z;

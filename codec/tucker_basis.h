@@ -48,9 +48,10 @@ struct cst_tucker_scratch {
 /*
  * Fills the basis, whose arrays have room for `rank` rows of tokens, rank <= tokens and <= heads x
  * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
- * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, 2 power iterations, a fixed seed),
- * which may find fewer than `rank`; as energies are relative to the whole cell's, what the sketch
- * misses counts as not captured. 0, or a condition of linalg.h.
+ * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed seed; the
+ * caller makes another one of the ranks it takes), which may find fewer than `rank`; as energies
+ * are relative to the whole cell's, what the sketch misses counts as not captured. 0, or a
+ * condition of linalg.h.
  */
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
                           const float *x, uint32_t sketch, const struct cst_tucker_scratch *w);

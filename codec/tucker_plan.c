@@ -26,9 +26,13 @@ const struct cst_tucker_recipe *cst_tucker_recipe(uint32_t preset) {
     static const struct cst_tucker_recipe jolt = {
         4, { 0, 2, 4, 8 }, .weight_k = 1, .weight_v = 1
     };
-    static const struct cst_tucker_recipe flash = {
-        4, { 0, 2, 4, 8 }, .level = true, .sketch = true, .weight_k = 1, .weight_v = 1
-    };
+    static const struct cst_tucker_recipe flash = { 4,
+                                                    { 0, 2, 4, 8 },
+                                                    .lloyd = true,
+                                                    .level = true,
+                                                    .sketch = true,
+                                                    .weight_k = 1,
+                                                    .weight_v = 1 };
     static const struct cst_tucker_recipe plus = { 7,
                                                    { 0, 2, 3, 4, 5, 6, 8 },
                                                    .lloyd = true,
@@ -276,8 +280,13 @@ static void close_cell(struct planner *p) {
     p->cell = NULL;
 }
 
+/* In short blocks token directions that many layers share are worse than the bytes they save. */
 static uint32_t group_of(const struct cst_codec_work *w, uint32_t layer) {
-    return layer / (w->params->group_layers ? w->params->group_layers : CST_TUCKER_LAYERS);
+    uint32_t layers = w->params->group_layers;
+
+    if (!layers)
+        layers = w->desc->block_tokens < CST_TUCKER_LONG ? 1 : CST_TUCKER_LAYERS;
+    return layer / layers;
 }
 
 /* Closes the cell so far where a segment can't be in it. */

@@ -42,7 +42,8 @@ static const char usage_tail[] =
     "  --preset NAME      how to encode (see docs/codecs.md); turboquant:K,V sets its bits\n"
     "  --block N          tokens of a block, 16 to 1024 (default 64)\n"
     "  --ratio R          jolt, flashjolt, jolt_plus: what frames should reach (default 3)\n"
-    "  --layers N         the same: layers that share a decomposition (default 1)\n"
+    "  --layers N         the same: layers that share a decomposition (default 6,\n"
+    "                     below 256 tokens 1)\n"
     "  --step C           klt, deep: quantizer step over the deviation (default .4)\n"
     "  --keys KIND        rotated: as an engine stores them (default); plain: before the "
     "rotation;\n"
@@ -118,7 +119,7 @@ static bool parse_preset(const char *text, struct cst_encode_params *p) {
 static bool parse_groups(const char *text, uint8_t *out) {
     uint32_t v;
 
-    if (!parse_count(text, 1, UINT8_MAX, &v))
+    if (!parse_count(text, 0, UINT8_MAX, &v))
         return false;
     *out = (uint8_t)v;
     return true;
