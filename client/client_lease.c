@@ -558,12 +558,22 @@ static int32_t side_get(const cistern_lease *lease, struct cst_client_side **out
     return cst_client_side_get(lease->space, info.side_version, info.side_check, out);
 }
 
+/* What decoding the frame needs, or finding out what is wrong with it. */
+static size_t work_size_of(const cistern_lease *lease) {
+    struct cst_frame_info info;
+    uint32_t preset = CST_PRESET_RAW;
+
+    if (!cst_frame_inspect(lease->data, lease->size, &info))
+        preset = info.preset;
+    return cst_codec_work_size(lease->space->descriptor, preset);
+}
+
 static int32_t decode(const cistern_lease *lease, void *block, size_t size) {
     enum { ALIGN = 64 };
     struct cst_client_side *side = NULL;
     const struct cst_descriptor *descriptor = lease->space->descriptor;
     struct cst_decode_params params = CST_DECODE_ALL;
-    size_t work_size = cst_codec_work_size_max(descriptor);
+    size_t work_size = work_size_of(lease);
     int32_t status = side_get(lease, &side);
     uint8_t *work;
     int r;

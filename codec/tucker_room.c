@@ -20,12 +20,11 @@ struct extent {
     uint64_t pool;                   /* bytes of the factors of all cells */
 };
 
-/* Token directions that a cell can have whose factors lie in a segment of these bytes. */
+/* Bytes of the factors of a cell whose first segment this is: they fit into it. */
 static uint64_t pool_of(const struct cst_view *v, uint64_t length) {
-    uint64_t rank = CST_MIN(v->tokens, length / (2 * v->tokens));
+    uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * v->tokens, length);
 
-    return cst_align_up(2 * rank * v->tokens, ALIGN) +
-           cst_align_up(2 * (uint64_t)v->dims * v->dims, ALIGN);
+    return cst_align_up(token, ALIGN) + cst_align_up(2 * (uint64_t)v->dims * v->dims, ALIGN);
 }
 
 static struct extent extent_of(const struct cst_descriptor *desc) {
