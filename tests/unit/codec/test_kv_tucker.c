@@ -31,14 +31,15 @@ static const struct row {
     uint8_t layers; /* of a cell */
     float ratio;    /* of 16 bits, sinks left out */
     double k, v;
+    bool again; /* and again */
 } rows[] = {
-    { "jolt 3x", CST_PRESET_JOLT, 1, 3, .0403, .0578 },
+    { "jolt 3x", CST_PRESET_JOLT, 1, 3, .0403, .0578, true },
     { "jolt 4x", CST_PRESET_JOLT, 1, 4, .0792, .0878 },
     { "jolt 3x, 6 layers", CST_PRESET_JOLT, 6, 3, .0403, .0578 },
-    { "flashjolt 3x, 6 layers", CST_PRESET_FLASHJOLT, 6, 3, .0403, .0578 },
+    { "flashjolt 3x, 6 layers", CST_PRESET_FLASHJOLT, 6, 3, .0403, .0578, true },
     { "jolt+ 3x", CST_PRESET_JOLT_PLUS, 1, 3, .0215, .0425 },
     { "jolt+ 4x", CST_PRESET_JOLT_PLUS, 1, 4, .0624, .0928 },
-    { "jolt+ 3x, 6 layers", CST_PRESET_JOLT_PLUS, 6, 3, .0215, .0425 },
+    { "jolt+ 3x, 6 layers", CST_PRESET_JOLT_PLUS, 6, 3, .0215, .0425, true },
 };
 
 /* The document is in fp32 here, and its sinks stay as they are. */
@@ -91,9 +92,12 @@ static void drift(void **state) {
     const struct row *row = *state;
     struct case_block *c = prose;
     struct cst_encode_params p = params_of(row);
-    uint8_t *original = test_malloc(c->desc.block_bytes);
     double first = 0, last = 0;
+    uint8_t *original;
 
+    if (!row->again && !getenv("CST_LONG"))
+        return;
+    original = test_malloc(c->desc.block_bytes);
     memcpy(original, c->block, c->desc.block_bytes);
     for (int round = 0; round <= ROUNDS; round++) {
         assert_int_equal(case_encode(c, &p, NULL), 0);
