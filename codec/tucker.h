@@ -17,7 +17,9 @@
 enum {
     CST_TUCKER_LAYERS = 6,         /* of a cell, where nothing else is asked for, of blocks ... */
     CST_TUCKER_LONG = 256,         /* ... of so many tokens; 1 of shorter ones */
-    CST_TUCKER_CELL_MAX = 4 << 20, /* values of a cell of more than one layer */
+    CST_TUCKER_CELL_MAX = 5 << 18, /* values of a cell of more than one layer */
+    CST_TUCKER_RANK_MIN = 64,      /* token directions are at most so many, or ... */
+    CST_TUCKER_RANK_SHARE = 8,     /* ... this part of a block's tokens */
     CST_TUCKER_RATIO = 3,
 };
 

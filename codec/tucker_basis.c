@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { OVERSAMPLE = 10, POWER_ITERATIONS = 1 };
+enum { OVERSAMPLE = CST_TUCKER_OVERSAMPLE, POWER_ITERATIONS = 1 };
 
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
     for (uint32_t i = 0; i < n / 2; i++) {

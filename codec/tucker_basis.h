@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { CST_TUCKER_OVERSAMPLE = 10 }; /* columns of a sketch beyond those that it is for */
+
 struct cst_tucker_part {
     uint32_t heads;
     float weight; /* > 0, that its values are multiplied by while bases are looked for */
@@ -39,8 +41,8 @@ struct cst_tucker_basis {
     double *captured; /* [rank + 1][dims + 1]: energy in the first i and j directions */
 };
 
-/* Floats that basis_make needs besides: gram, values, eigen for max(tokens, dims), y and z for
- * the cell. */
+/* Floats that basis_make needs besides: gram, values, eigen for max(tokens, dims), or for a sketch
+ * of rank + CST_TUCKER_OVERSAMPLE rows and so many rows of tokens; y and z for the cell. */
 struct cst_tucker_scratch {
     float *gram, *values, *eigen, *y, *z;
 };

@@ -20,9 +20,14 @@ struct extent {
     uint64_t pool;                   /* bytes of the factors of all cells */
 };
 
+/* docs/codec-format.md section 4.7 */
+static uint32_t rank_max(uint32_t tokens) {
+    return CST_MIN(tokens, CST_MAX(CST_TUCKER_RANK_MIN, tokens / CST_TUCKER_RANK_SHARE));
+}
+
 /* Bytes of the factors of a cell whose first segment this is: they fit into it. */
 static uint64_t pool_of(const struct cst_view *v, uint64_t length) {
-    uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * v->tokens, length);
+    uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * rank_max(v->tokens), length);
 
     return cst_align_up(token, ALIGN) + cst_align_up(2 * (uint64_t)v->dims * v->dims, ALIGN);
 }
@@ -70,10 +75,13 @@ static float *take_floats(struct arena *a, uint64_t n) {
 
 static void take_scratch(struct cst_tucker *t, struct arena *a, const struct extent *e) {
     uint64_t side = CST_MAX(e->tokens, e->dims), cell = e->tokens * e->channels;
-    uint64_t eigen = cst_eigen_work((uint32_t)side) + (uint64_t)e->tokens * e->tokens;
+    uint64_t rank = CST_MIN(rank_max(e->tokens), e->channels);
+    uint64_t rows = CST_MIN(rank + CST_TUCKER_OVERSAMPLE, e->tokens);
+    uint64_t eigen = cst_eigen_work((uint32_t)rows) + rows * e->tokens;
 
+    eigen = CST_MAX(eigen, cst_eigen_work((uint32_t)side));
     eigen = CST_MAX(eigen, cst_orthonormalize_work((uint32_t)side));
-    t->rank_max = (uint32_t)CST_MIN(e->tokens, e->channels);
+    t->rank_max = (uint32_t)rank;
     t->scratch.gram = take_floats(a, side * side);
     t->scratch.values = take_floats(a, side);
     t->scratch.eigen = take_floats(a, eigen);
