@@ -867,12 +867,27 @@ static void arc_with_ages_equals_the_model(void **state) {
     run("arc", true, 10);
 }
 
+static void cost_equals_the_model(void **state) {
+    run("cost", false, 4);
+}
+
+static void cost_with_ages_equals_the_model(void **state) {
+    run("cost", true, 10);
+}
+
+static void s3fifo_equals_the_model(void **state) {
+    run("s3fifo", true, 4);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lru_equals_the_model),
         cmocka_unit_test(arc_equals_the_model),
         cmocka_unit_test(lru_with_ages_equals_the_model),
         cmocka_unit_test(arc_with_ages_equals_the_model),
+        cmocka_unit_test(cost_equals_the_model),
+        cmocka_unit_test(cost_with_ages_equals_the_model),
+        cmocka_unit_test(s3fifo_equals_the_model),
     };
 
     if (argc > 1)
