@@ -5,13 +5,14 @@ after a restart, and are exact or a miss."""
 from __future__ import annotations
 
 import os
-import shutil
+import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import wire
-from lab import BLOCK_TOKENS, Layout, Peer, ok, payload, prompt, smooth, until
+from lab import BLOCK_TOKENS, Layout, Peer, error, ok, payload, prompt, smooth
 from private_daemon import PrivateDaemon
 from test_stop import complained, run_daemon
 
@@ -112,3 +113,192 @@ def test_a_kill_loses_little(options: tuple[str, ...]) -> None:
             for tokens in prompts:
                 n = p.lookup(tokens)
                 assert check(p, LAYOUT.chain(tokens)[:n], smooth) == n
+
+
+# ---- what is in the files ----
+
+CANARY = b"a canary in the coal mine of one block"
+
+
+def canary(key: bytes, size: int) -> bytes:
+    """Not compressible, so that a block goes to disk as it is."""
+    data = payload(key, size)
+    return data[:1000] + CANARY + data[1000 + len(CANARY) :]
+
+
+def raw(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((folder / "disk").iterdir()))
+
+
+def test_files_do_not_show_what_is_stored(options: tuple[str, ...], folder: Path) -> None:
+    tokens = prompt("canary", 4)
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, tokens, canary)
+        assert d.stop() == 0, d.log()
+        data = raw(folder)
+        ids = struct.pack(f"<{BLOCK_TOKENS}I", *tokens[:BLOCK_TOKENS])
+        hidden = "aes" in options
+        assert (CANARY in data, ids in data) == (not hidden, not hidden)
+        assert LAYOUT.chain(tokens)[0] not in data or not hidden
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert check(p, LAYOUT.chain(tokens), canary) == 4
+
+
+def test_a_purge_says_what_is_true(options: tuple[str, ...], folder: Path) -> None:
+    tokens = prompt("purge", 16)
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, tokens, canary)
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert check(p, LAYOUT.chain(tokens), canary) == 16
+            reply = ok(p.call("Purge"))
+            assert (reply.blocks, reply.result) == (16, "unlinked")  # the root key is a file of ours
+            assert p.lookup(tokens) == 0
+        d.kill()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert p.lookup(tokens) == 0, d.log()
+
+
+def test_an_erased_block_does_not_come_back(options: tuple[str, ...]) -> None:
+    tokens = prompt("erase", 8)
+    keys = LAYOUT.chain(tokens)
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, tokens)
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert p.lookup(tokens) == 8
+            ok(p.call("Erase", space=p.space, keys=keys[4]))
+            assert p.lookup(tokens) == 4
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert p.lookup(tokens) == 4
+            assert check(p, keys[:4]) == 4
+
+
+def test_classes_do_not_mix_on_disk(options: tuple[str, ...]) -> None:
+    """Both spaces of a model that differ only in class."""
+    tokens = prompt("class", 8)
+    keys = LAYOUT.chain(tokens)
+
+    def other(key: bytes, size: int) -> bytes:
+        return smooth(key, size, 0x44)
+
+    with PrivateDaemon(*options, "--class", "cold") as d:
+        with Peer(d.socket, LAYOUT) as exact, Peer(d.socket, LAYOUT, quality=3) as lossy:
+            put_all(exact, tokens, smooth)
+            put_all(lossy, tokens, other)
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as exact, Peer(d.socket, LAYOUT, quality=3) as lossy:
+            assert check(exact, keys, smooth) == 8
+            for key, data in zip(keys, lossy.get(keys), strict=True):
+                assert data is not None and error(data, other(key, LAYOUT.size)) <= 0.30
+
+
+def test_pins_come_back(options: tuple[str, ...]) -> None:
+    tokens = prompt("pin", 4)
+    keys = LAYOUT.chain(tokens)
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, tokens)
+            ok(p.call("Pin", space=p.space, keys=keys[-1], ttl_ms=0))
+            assert p.space_stats()["pinned_blocks"] == 4
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert p.space_stats()["pinned_blocks"] == 4, d.log()
+
+
+# ---- directories that can't be used ----
+
+
+def test_directories_that_cannot_be_used(folder: Path) -> None:
+    (folder / "file").write_text("no directory")
+    sock = str(folder / "sock")
+    for name, words in (("none", ("none", "make it")), ("file", ("file", "directory"))):
+        complained(run_daemon("--socket", sock, "--directory", str(folder / name)), *words)
+    if os.geteuid() == 0:
+        locked = folder / "locked"
+        locked.mkdir(mode=0o700)
+        folder.chmod(0o755)
+        with pytest.raises(RuntimeError, match="owner|writable"):
+            PrivateDaemon("--directory", str(locked), user=65534).start()
+
+
+def test_a_directory_in_use_is_refused(options: tuple[str, ...], folder: Path) -> None:
+    with PrivateDaemon(*options) as d:
+        complained(run_daemon("--socket", str(folder / "sock"), *options), "another daemon")
+        Peer(d.socket).close()
+
+
+def test_a_missing_or_wrong_key_refuses_and_deletes_nothing(
+    options: tuple[str, ...], folder: Path
+) -> None:
+    if "off" in options:
+        return
+    tokens = prompt("key", 4)
+    key = folder / "root.key"
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, tokens)
+        assert d.stop() == 0, d.log()
+        right, before = key.read_bytes(), raw(folder)
+        for wrong in (b"short", os.urandom(32)):
+            key.write_bytes(wrong)
+            complained(run_daemon("--socket", str(folder / "sock"), *options), "key")
+        key.unlink()
+        complained(run_daemon("--socket", str(folder / "sock"), *options), "key")
+        assert raw(folder) == before
+        key.write_bytes(right)
+        key.chmod(0o600)
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert check(p, LAYOUT.chain(tokens)) == 4, d.log()
+
+
+# ---- a disk that is full ----
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    """24 MiB of ext4 on a loop device."""
+    image, at = folder / "image", folder / "mnt"
+    at.mkdir()
+    with image.open("wb") as f:
+        f.truncate(24 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", "-F", image], capture_output=True, text=True)
+    mounted = made.returncode == 0 and subprocess.run(
+        ["mount", "-o", "loop", image, at], capture_output=True, text=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip(f"no loop mount: {(made if not mounted else mounted).stderr.strip()}")
+    try:
+        (at / "disk").mkdir(mode=0o700)
+        yield at / "disk"
+    finally:
+        subprocess.run(["umount", "-l", at], check=True)
+
+
+def test_a_full_disk_costs_hits_only(small_disk: Path, folder: Path) -> None:
+    prompts = [prompt(f"full {i}", 64) for i in range(20)]
+    args = (*SMALL, "--directory", str(small_disk), "--crypt", "off", "--segment", "4MiB")
+    with PrivateDaemon(*args) as d:
+        for _ in range(2):
+            with Peer(d.socket, LAYOUT) as p:
+                for tokens in prompts:
+                    put_all(p, tokens, smooth)
+                for tokens in prompts:
+                    check(p, LAYOUT.chain(tokens)[: p.lookup(tokens)], smooth)
+                assert p.space_stats()["cold_blocks"] > 64
+            assert d.stop() == 0, d.log()
+            d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert sum(p.lookup(tokens) for tokens in prompts) > 64, d.log()
