@@ -72,9 +72,9 @@ static void key_places(struct places *p) {
 
     memset(p->list, 0, sizeof(p->list));
     if (run && *run)
-        (void)snprintf(p->text[n], sizeof(p->text[n]), "%s", run), n++;
+        (void)snprintf(p->text[n], sizeof(p->text[n]), "%s/disk", run), n++;
     else if (user && *user)
-        (void)snprintf(p->text[n], sizeof(p->text[n]), "%s/cistern", user), n++;
+        (void)snprintf(p->text[n], sizeof(p->text[n]), "%s/cistern-disk", user), n++;
     (void)snprintf(p->text[n], sizeof(p->text[n]), "/dev/shm/cistern-%u", geteuid());
     n++;
     for (size_t i = 0; i < n; i++)
