@@ -198,19 +198,21 @@ static void read_done(struct cst_seg_read *read, int status) {
 
     cst_store_enter(space);
     b->read = NULL;
-    if (b->dead)
+    if (b->dead) {
         cst_block_reap(b);
-    else if (status && !cst_block_in_memory(b))
-        (void)cst_block_remove(b, CST_GONE_CORRUPT);
-    else if (status)
-        fail_waiters(b, CST_STORE_E_CORRUPT);
-    else
-        in_use = arrived(b, r);
-    if (!in_use) {
-        cst_cold_read_end(r);
-        if (!b->dead)
-            cst_block_settle(b, CST_EVICT_COLD);
+    } else if (status && !cst_block_in_memory(b)) {
+        (void)cst_block_remove(b, CST_GONE_CORRUPT); /* b may be freed */
+    } else {
+        b->holds++; /* it stays over the search for room below */
+        if (status)
+            fail_waiters(b, CST_STORE_E_CORRUPT);
+        else
+            in_use = arrived(b, r);
+        b->holds--;
+        cst_block_settle(b, CST_EVICT_COLD);
     }
+    if (!in_use)
+        cst_cold_read_end(r);
     cst_room_serve(space);
     finish(space);
 }
