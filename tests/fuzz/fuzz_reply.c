@@ -25,7 +25,7 @@ enum {
     KEYS = 4,
     SLAB = 8 * BLOCK,
     HEAD = 6,
-    CALLS = 10,
+    CALLS = 12,
 };
 
 static struct {
@@ -189,6 +189,18 @@ static void look(unsigned call) {
     }
 }
 
+static void side_data(bool get) {
+    static uint8_t data[4 * BLOCK];
+    cistern_sidedata_info info = { .size = sizeof(info) };
+    uint32_t version;
+
+    if (!get)
+        (void)cistern_sidedata_put(world.space, CISTERN_SIDEDATA_TABLES, data, sizeof(data),
+                                   &version);
+    else if (!cistern_sidedata_get(world.space, 0, data, sizeof(data), &info))
+        assert(info.bytes <= sizeof(data));
+}
+
 static void run(unsigned call) {
     static uint8_t blocks[KEYS][BLOCK];
     void *const targets[KEYS] = { blocks[0], blocks[1], blocks[2], blocks[3] };
@@ -208,8 +220,10 @@ static void run(unsigned call) {
         (void)cistern_pin(world.space, world.keys, KEYS, 1);
     else if (call == 8)
         (void)cistern_explain(world.space, world.tokens, KEYS * BT, text, sizeof(text));
-    else
+    else if (call == 9)
         (void)cistern_stats(world.client, NULL, text, sizeof(text));
+    else
+        side_data(call == 10);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

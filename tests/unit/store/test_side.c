@@ -163,6 +163,45 @@ static void nobody_learns_where_it_is_not_allowed(void **state) {
     teardown(&x);
 }
 
+static void note(struct setup *x, unsigned n, uint64_t bytes, float error, bool missed) {
+    const struct cst_frame_info info = {
+        .side_version = 1, .tokens = WORLD_TOKENS, .frame_bytes = bytes, .error = error
+    };
+
+    for (unsigned i = 0; i < n; i++)
+        cst_learn_note(x->s, &info, missed);
+}
+
+static struct setup learned(void);
+
+/* Frames that get larger or worse than they were at first, or miss the bound, ask for a new
+ * version; such as always come do not. */
+static void drift_is_learned_from(void **state) {
+    static const struct {
+        uint64_t bytes;
+        float error;
+        bool missed;
+        unsigned learned;
+    } rows[] = { { 1000, .1F, false, 1 },  { 1100, .11F, false, 1 }, { 1300, .1F, false, 2 },
+                 { 1000, .13F, false, 2 }, { 1000, .1F, true, 2 },   { 800, .05F, false, 1 } };
+
+    for (size_t i = 0; i < CST_COUNT(rows); i++) {
+        struct setup x = learned();
+
+        x.s->drift = (struct cst_drift){ 0 };
+        note(&x, 64, 1000, .1F, false);
+        world_pack(x.w);
+        assert_int_equal(x.s->stats.sides_learned, 1);
+        note(&x, 64, rows[i].bytes, rows[i].error, rows[i].missed);
+        world_pack(x.w);
+        assert_int_equal(x.s->stats.sides_learned, rows[i].learned);
+        assert_int_equal(cst_side_newest(x.s)->side.version, rows[i].learned);
+        world_pack(x.w); /* and no more */
+        assert_int_equal(x.s->stats.sides_learned, rows[i].learned);
+        teardown(&x);
+    }
+}
+
 /* ---- puts ---- */
 
 struct side_put {
@@ -291,6 +330,7 @@ int main(void) {
         cmocka_unit_test(learning_does_not_wait_for_a_pause),
         cmocka_unit_test(under_pressure_nothing_waits),
         cmocka_unit_test(nobody_learns_where_it_is_not_allowed),
+        cmocka_unit_test(drift_is_learned_from),
         cmocka_unit_test(versions_stay_while_frames_need_them),
         cmocka_unit_test(the_same_bytes_are_no_new_version),
         cmocka_unit_test(nonsense_is_refused),
