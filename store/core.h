@@ -112,6 +112,7 @@ struct cst_space {
     struct cst_list sides;                /* side_data.c */
     uint32_t last_side;                   /* version */
     bool cannot_learn;                    /* side_learn.c */
+    uint32_t learn_tokens;                /* that the last version was learned from */
     uint64_t learn_after_ns, last_put_ns; /* not before; the last block that came */
     struct cst_drift drift;
     struct cst_space_stats stats; /* *_bytes of copies are filled when asked for */

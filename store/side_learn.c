@@ -137,9 +137,10 @@ void cst_learn_note(struct cst_space *space, const struct cst_frame_info *info, 
 }
 
 static bool has_drifted(const struct cst_space *space) {
+    const struct cst_side_data *newest = cst_side_newest(space);
     const struct cst_drift *d = &space->drift;
 
-    return d->frames >= DRIFT_LEAST &&
+    return newest && d->version == newest->side.version && d->frames >= DRIFT_LEAST &&
            (d->bytes > drift_bytes * d->bytes_first || d->error > drift_error * d->error_first ||
             d->missed > drift_missed);
 }
@@ -275,6 +276,7 @@ static int start(struct cst_space *space, uint32_t tokens) {
         end(l);
         return CST_STORE_E_BUSY;
     }
+    space->learn_tokens = tokens;
     l->before = newest ? cst_side_ref(newest) : NULL;
     pin(l);
     l->job = (struct cst_job){ .run = learn_run, .done = learn_done };
@@ -292,8 +294,8 @@ static uint32_t wanted(struct cst_space *space) {
     if (newest && !has_drifted(space) && newest->side.tokens >= most / 2)
         return 0;
     tokens = gather(space, most, NULL);
-    if (newest && !has_drifted(space))
-        return tokens >= most ? tokens : 0;
+    if (newest && !has_drifted(space)) /* never twice from the same */
+        return tokens >= most && tokens / 2 >= space->learn_tokens ? tokens : 0;
     return tokens >= most ||
                    (tokens >= few && (newest || is_short(space->store) || is_quiet(space)))
                ? tokens
