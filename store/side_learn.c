@@ -37,7 +37,7 @@ enum {
     BLOCKS_SCANNED = 4096, /* in one look */
     DRIFT_FIRST = 16,      /* frames that say how a version does when it is new */
     DRIFT_LEAST = 64,      /* frames before it is judged */
-    AGAIN_S = 30,          /* after a failure */
+    AGAIN_S = 60,          /* after one version, or a failure */
 };
 static const float drift_bytes = 1.2F, drift_error = 1.2F, drift_missed = .25F;
 
@@ -199,9 +199,8 @@ static void learn_done(struct cst_job *job) {
     if (!l->result && !cst_side_publish(l->made, &version)) {
         l->made = NULL;
         space->stats.sides_learned++;
-    } else {
-        space->learn_after_ns = cst_store_now(space->store) + AGAIN_S * CST_NS_PER_S;
     }
+    space->learn_after_ns = cst_store_now(space->store) + AGAIN_S * CST_NS_PER_S;
     end(l);
     cst_room_serve(space);
     cst_encode_kick_all(space->store);

@@ -190,13 +190,13 @@ static void drift_is_learned_from(void **state) {
 
         x.s->drift = (struct cst_drift){ 0 };
         note(&x, 64, 1000, .1F, false);
-        world_pack(x.w);
+        wait_s(&x, 61);
         assert_int_equal(x.s->stats.sides_learned, 1);
         note(&x, 64, rows[i].bytes, rows[i].error, rows[i].missed);
-        world_pack(x.w);
+        wait_s(&x, 61);
         assert_int_equal(x.s->stats.sides_learned, rows[i].learned);
         assert_int_equal(cst_side_newest(x.s)->side.version, rows[i].learned);
-        world_pack(x.w); /* and no more */
+        wait_s(&x, 61); /* and no more */
         assert_int_equal(x.s->stats.sides_learned, rows[i].learned);
         teardown(&x);
     }
