@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The calls to OpenBLAS and LAPACK, by their Fortran names, which need no headers and take
- * workspace from the caller. No state; any thread.
+ * workspace from the caller. Any thread, one call at a time.
  *
  * Fortran's matrices are column-major: the same bytes are the transpose there. So products swap
  * their factors, the upper triangle is called lower, and eigenvectors come out as rows.
  *
- * The serial OpenBLAS is linked: it starts no threads when it is loaded into a worker's process,
- * and locks what its callers share. Daemon and workers bring threads of their own.
+ * The serial OpenBLAS is linked: it starts no threads when it is loaded into a worker's process.
+ * But callers at the same time can get the same buffer from it (0.3.21; some threads for some
+ * seconds show it), so calls take turns. It has no other state that a call leaves behind.
  */
 #include "codec/linalg.h"
 
 #include "base/macros.h"
 
 #include <assert.h>
+#include <pthread.h>
 
 typedef int32_t blas_int;
 
@@ -37,31 +39,50 @@ void dtrsm_(const char *side, const char *uplo, const char *trans, const char *d
             const blas_int *m, const blas_int *n, const double *alpha, const double *a,
             const blas_int *lda, double *b, const blas_int *ldb, size_t, size_t, size_t, size_t);
 
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+static void begin(void) {
+    (void)pthread_mutex_lock(&turn);
+}
+
+static void end(void) {
+    (void)pthread_mutex_unlock(&turn);
+}
+
 void cst_gemm(bool transpose_a, bool transpose_b, uint32_t m, uint32_t n, uint32_t k, float alpha,
               const float *a, uint32_t lda, const float *b, uint32_t ldb, float beta, float *c,
               uint32_t ldc) {
     const blas_int fm = (blas_int)m, fn = (blas_int)n, fk = (blas_int)k;
     const blas_int fa = (blas_int)lda, fb = (blas_int)ldb, fc = (blas_int)ldc;
 
-    if (m && n)
-        sgemm_(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &fn, &fm, &fk, &alpha, b, &fb, a,
-               &fa, &beta, c, &fc, 1, 1);
+    if (!m || !n)
+        return;
+    begin();
+    sgemm_(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &fn, &fm, &fk, &alpha, b, &fb, a, &fa,
+           &beta, c, &fc, 1, 1);
+    end();
 }
 
 void cst_gram(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
               float *c, uint32_t ldc) {
     const blas_int fm = (blas_int)m, fn = (blas_int)n, fa = (blas_int)lda, fc = (blas_int)ldc;
 
-    if (n)
-        ssyrk_("L", "N", &fn, &fm, &alpha, a, &fa, &beta, c, &fc, 1, 1);
+    if (!n)
+        return;
+    begin();
+    ssyrk_("L", "N", &fn, &fm, &alpha, a, &fa, &beta, c, &fc, 1, 1);
+    end();
 }
 
 void cst_gram_rows(uint32_t m, uint32_t n, float alpha, const float *a, uint32_t lda, float beta,
                    float *c, uint32_t ldc) {
     const blas_int fm = (blas_int)m, fn = (blas_int)n, fa = (blas_int)lda, fc = (blas_int)ldc;
 
-    if (m)
-        ssyrk_("L", "T", &fm, &fn, &alpha, a, &fa, &beta, c, &fc, 1, 1);
+    if (!m)
+        return;
+    begin();
+    ssyrk_("L", "T", &fm, &fn, &alpha, a, &fa, &beta, c, &fc, 1, 1);
+    end();
 }
 
 void cst_symmetrize(uint32_t n, float *a, uint32_t lda) {
@@ -86,8 +107,10 @@ int cst_eigen(uint32_t n, float *a, uint32_t lda, float *values, float *work) {
     blas_int *iwork = (void *)(work + eigen_floats(n)), info = 0;
 
     _Static_assert(sizeof(blas_int) == sizeof(float), "the workspace is counted in floats");
+    begin();
     if (n)
         ssyevd_("V", "L", &fn, a, &fa, values, work, &lwork, iwork, &liwork, &info, 1, 1);
+    end();
     assert(info >= 0);
     return info ? CST_LINALG_E_STUCK : 0;
 }
@@ -106,9 +129,11 @@ int cst_orthonormalize(uint32_t m, uint32_t n, float *a, uint32_t lda, float *wo
     assert(m >= n);
     if (!n)
         return 0;
+    begin();
     sgeqrf_(&fm, &fn, a, &fa, work, work + n, &lwork, &info);
     if (!info)
         sorgqr_(&fm, &fn, &fn, a, &fa, work, work + n, &lwork, &info);
+    end();
     assert(info >= 0);
     return info ? CST_LINALG_E_STUCK : 0;
 }
@@ -121,11 +146,13 @@ int cst_solve(uint32_t n, uint32_t columns, double *a, uint32_t lda, double *b, 
 
     if (!n)
         return 0;
+    begin();
     dpotrf_("L", &fn, a, &fa, &info, 1);
+    if (!info) {
+        dtrsm_("R", "L", "T", "N", &fc, &fn, &one, a, &fa, b, &fb, 1, 1, 1, 1);
+        dtrsm_("R", "L", "N", "N", &fc, &fn, &one, a, &fa, b, &fb, 1, 1, 1, 1);
+    }
+    end();
     assert(info >= 0);
-    if (info)
-        return CST_LINALG_E_SINGULAR;
-    dtrsm_("R", "L", "T", "N", &fc, &fn, &one, a, &fa, b, &fb, 1, 1, 1, 1);
-    dtrsm_("R", "L", "N", "N", &fc, &fn, &one, a, &fa, b, &fb, 1, 1, 1, 1);
-    return 0;
+    return info ? CST_LINALG_E_SINGULAR : 0;
 }

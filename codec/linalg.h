@@ -2,11 +2,11 @@
 /*
  * Dense linear algebra: the one seam to OpenBLAS and its LAPACK.
  *
- * Matrices are row-major: element (i, j) of an m x n matrix lies at a[i * lda + j], lda >= n. One
- * thread, no heap of ours (OpenBLAS keeps buffers of its own, one a concurrent caller); any number
- * of threads may call at a time. The same call with the same values gives the same bits within one
- * machine and build; elsewhere results differ by rounding, so what is decoded through here is
- * bound (docs/codec-format.md section 8), not exact. Values must be finite.
+ * Matrices are row-major: element (i, j) of an m x n matrix lies at a[i * lda + j], lda >= n. No
+ * heap of ours (OpenBLAS keeps a buffer of its own). Any number of threads may call at a time;
+ * calls take turns, each runs in its caller's thread. The same call with the same values gives the
+ * same bits within one machine and build; elsewhere results differ by rounding, so what is decoded
+ * through here is bound (docs/codec-format.md section 8), not exact. Values must be finite.
  *
  * Work: what cst_*_work() says, in floats, alignment 64. Conditions: see below.
  */
