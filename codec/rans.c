@@ -260,7 +260,8 @@ static unsigned choose_lanes(const struct size *size, uint32_t tokens) {
 
 static void put_raw(struct writer *w, const struct cst_rans_matrix *m,
                     const struct cst_rans_book *book, const struct cst_codec_ops *ops) {
-    memcpy(w->p, m->payload, m->payload_len);
+    if (m->payload_len)
+        memcpy(w->p, m->payload, m->payload_len);
     w->p += m->payload_len;
     for (uint32_t c = 0; c < m->channels; c++) {
         struct row row = row_of(m, book, c, ops);
@@ -499,7 +500,7 @@ static uint8_t *drain_lanes(uint8_t *dst, const uint32_t *state, unsigned lanes)
 static bool get_raw(struct reader *r, const struct cst_rans_matrix *m,
                     const struct cst_rans_book *book, const uint8_t *outer,
                     const struct cst_codec_ops *ops) {
-    if (!get_payload(r, m->payload, m->payload_len))
+    if (m->payload_len && !get_payload(r, m->payload, m->payload_len))
         return false;
     for (uint32_t c = 0; c < m->channels; c++) {
         unsigned shift = book->shift[m->klass[c]];
