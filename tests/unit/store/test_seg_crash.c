@@ -2,7 +2,7 @@
 /*
  * Power is lost at write n, for every n of a workload; every I/O fails in every way once. After
  * each: what is found has the right bytes or is a miss, and a store that failed is never seen.
- * CST_LONG=1 runs the release numbers, else a tenth.
+ * CST_LONG=n runs n times the release numbers, else a tenth of them.
  */
 #include "tests/unit/store/seg_world.h"
 
@@ -20,9 +20,10 @@
 static char key_file[64];
 
 static unsigned scale(unsigned release) {
-    const char *is_long = getenv("CST_LONG");
+    const char *times = getenv("CST_LONG");
+    unsigned long n = times ? strtoul(times, NULL, 10) : 0;
 
-    return is_long && *is_long == '1' ? release : release / 10;
+    return n ? (unsigned)n * release : release / 10;
 }
 
 static struct seg_world *world(uint64_t seed) {
@@ -83,15 +84,16 @@ static void check(struct seg_world *w) {
 }
 
 static void test_power(void **state) {
-    unsigned cuts = scale(200), step;
+    unsigned cuts = scale(200);
+    uint64_t writes;
     struct seg_world *w = world(0);
 
     (void)state;
     assert_true(run(w, true));
-    step = (unsigned)(cst_sim_disk_writes(w->disk) / (cuts / 2) + 1);
+    writes = cst_sim_disk_writes(w->disk);
     seg_world_free(w);
     for (unsigned i = 0; i < cuts; i++) {
-        unsigned n = 1 + i / 2 * step + i % step;
+        uint64_t n = 1 + (uint64_t)i * 7919 % writes; /* all of them, in time */
         size_t n_live;
         enum cst_sim_loss loss = (enum cst_sim_loss)(i % 3);
 

@@ -2,8 +2,8 @@
 /*
  * Damage that an operator, a device or an attacker does to files of the disk tier: flipped bits,
  * records that are swapped, stale, cut off or from elsewhere; and what must not lie in the files:
- * plain text, and a nonce that comes twice with one key. CST_LONG=1 flips 100,000 bits, else a
- * tenth.
+ * plain text, and a nonce that comes twice with one key. CST_LONG=n flips n times
+ * 100,000 bits, else a tenth of that.
  */
 #include "base/crc32c.h"
 #include "base/mem.h"
@@ -24,9 +24,10 @@
 static char key_file[64];
 
 static unsigned scale(unsigned release) {
-    const char *is_long = getenv("CST_LONG");
+    const char *times = getenv("CST_LONG");
+    unsigned long n = times ? strtoul(times, NULL, 10) : 0;
 
-    return is_long && *is_long == '1' ? release : release / 10;
+    return n ? (unsigned)n * release : release / 10;
 }
 
 static struct seg_world *world(uint64_t seed, enum cst_seg_crypt crypt) {
