@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import demo_presets
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 INTRODUCTION = "You answer questions about a licence. Here is its text.\n\n"
@@ -147,6 +149,10 @@ def run(engine, build, folder, disk):
         wait_for_daemon(daemon, socket_path)
         result["start_s"] = time.monotonic() - started
         measure_disk(result, second, daemon, socket_path, prompt)
+        say("presets: decoding the same tokens beside computing them")
+        first.ask("write", folder=folder)
+        seconds = demo_presets.measure(build / "tools" / "cistern-codec", Path(folder))
+        result["decode_share"] = {preset: s / result["prefill_s"] for preset, s in seconds.items()}
         return result, texts
 
 
@@ -200,6 +206,7 @@ def measure(first, second, socket_path):
         "ttft_cold_s": cold["ttft_s"],
         "ttft_warm_s": repeat["ttft_s"],
         "ttft_question_s": question["ttft_s"],
+        "prefill_s": cold["prefill_s"],
         "wall_cold_s": cold["ttft_wall_s"],
         "wall_warm_s": repeat["ttft_wall_s"],
         "wall_question_s": question["ttft_wall_s"],
@@ -250,6 +257,9 @@ def table(result, texts):
           f"it served {result['blocks_served_after'] - result['blocks_served_before']} blocks")
     print(f"restart: stopped in {result['stop_s']:.2f} s, ready in {result['start_s']:.2f} s, "
           f"{result['blocks_found']} blocks found on disk, {result['blocks_read']} read")
+    shares = sorted(result["decode_share"].items(), key=lambda item: item[1])
+    print(f"decoding {demo_presets.TOKENS} tokens, in shares of computing them: "
+          + ", ".join(f"{name} {share:.2%}" for name, share in shares))
     print("answers agree with the engine's own saved state: "
           + ("yes" if result["answers_agree"] else "NO"))
     print(f"\ncold says:      {texts['cold'].strip()!r}\nquestion says:  {texts['question'].strip()!r}")

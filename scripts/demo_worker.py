@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import demo_presets
 import llama_cpp.llama_cpp as llama
 import numpy
 
@@ -44,6 +45,7 @@ class Engine:
             model_path.encode(), llama.llama_model_default_params())
         self.vocab = llama.llama_model_get_vocab(self.model)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
+        self.marks = {}  # position -> CPU time when what lies before it was computed
 
     def context(self, **changes):
         params = llama.llama_context_default_params()
@@ -53,6 +55,11 @@ class Engine:
         for name, value in changes.items():
             setattr(params, name, value)
         return llama.llama_init_from_model(self.model, params)
+
+    def rope_base(self):
+        out = ctypes.create_string_buffer(64)
+        llama.llama_model_meta_val_str(self.model, b"llama.rope.freq_base", out, len(out))
+        return float(out.value)
 
     def tokenize(self, text):
         data = text.encode()
@@ -80,6 +87,8 @@ class Engine:
             llama.llama_batch_free(batch)
             if status:
                 raise RuntimeError(f"llama_decode failed with {status}")
+            llama.llama_synchronize(ctx)
+            self.marks[at + i + len(part)] = time.process_time()
         logits = llama.llama_get_logits_ith(ctx, -1)
         return numpy.ctypeslib.as_array(logits, shape=(self.n_vocab,)).copy()
 
@@ -171,9 +180,17 @@ class Worker:
 
     def cold(self, tokens):
         """The engine alone. Keeps its own saved state for reference()."""
+        started = time.process_time()
         result, first = self._timed(tokens, lambda tokens: 0)
+        result["prefill_s"] = self.engine.marks[demo_presets.TOKENS] - started
         self.state = self.engine.save(self.ctx)
         return self._finish(result, tokens, first)
+
+    def write(self, folder):
+        """What the cold prompt left in the cache, for cistern-codec."""
+        demo_presets.write(Path(folder), self.state,
+                           llama.llama_model_n_head_kv(self.engine.model), self.engine.rope_base())
+        return {}
 
     def store(self, tokens):
         """Shares what the context holds: prompt and answer but for its last token."""

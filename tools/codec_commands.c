@@ -27,7 +27,8 @@ struct result {
     uint32_t layers, tokens;
     size_t bytes, frame_bytes, n_frames; /* bytes: of the values at 16 bits */
     float error;
-    double *nmse[2]; /* per layer; NULL: not measured */
+    double encode_s, decode_s;
+    double *nmse[2]; /* per layer; NULL: not decoded */
 };
 
 static void put_sizes(size_t bytes, size_t frame_bytes, size_t n_frames, float error) {
@@ -57,8 +58,11 @@ static void put_result(const struct result *r) {
     cst_json_text("name", r->name);
     cst_json_number("tokens", r->tokens);
     put_sizes(r->bytes, r->frame_bytes, r->n_frames, r->error);
-    if (r->nmse[0])
+    cst_json_real("encode_s", r->encode_s);
+    if (r->nmse[0]) {
+        cst_json_real("decode_s", r->decode_s);
         put_nmse(r);
+    }
     cst_json_close('}');
 }
 
@@ -113,6 +117,7 @@ static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec
     if (!copy.part[0] || !copy.part[1] || !res->nmse[0] || !res->nmse[1])
         return -ENOMEM;
     r = cst_codec_text_decode(c, side, &copy);
+    res->decode_s = c->decode_s;
     for (int part = 0; part < 2 && !r; part++)
         cst_codec_text_nmse(t, &copy, part, res->nmse[part]);
     return r || !o->out ? r : cst_tensor_file_write(&copy, o->out);
@@ -151,6 +156,7 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
         .frame_bytes = c.len,
         .n_frames = c.n_frames,
         .error = c.error,
+        .encode_s = c.encode_s,
     };
     return compare ? decode_and_measure(o, &c, params.side, res) : write_frames(&c, o->out);
 }

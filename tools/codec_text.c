@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum { WORK_ALIGN = 64 };
 
@@ -71,6 +72,13 @@ void cst_codec_text_deinit(struct cst_codec_text *c) {
     c->frames = cst_free(c->frames);
 }
 
+static double cpu_s(void) {
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 static int make_room(struct cst_codec_text *c, size_t n) {
     uint8_t *grown;
 
@@ -89,6 +97,7 @@ int cst_codec_text_encode(struct cst_codec_text *c, const struct cst_encode_para
     size_t bound = cst_frame_bound(&c->desc), len;
     struct cst_encode_params p = *params;
     struct cst_frame_info info;
+    double start;
     int r;
 
     for (uint32_t first = 0; first < t->tokens; first += p.tokens, c->n_frames++) {
@@ -98,8 +107,10 @@ int cst_codec_text_encode(struct cst_codec_text *c, const struct cst_encode_para
         r = make_room(c, bound);
         if (r)
             return r;
+        start = cpu_s();
         r = cst_frame_encode(c->frames + c->len, bound, c->block, &c->desc, &p, c->work,
                              c->work_len, &len, &info);
+        c->encode_s += cpu_s() - start;
         if (r)
             return complain(c, r);
         c->len += len;
@@ -114,6 +125,7 @@ int cst_codec_text_decode(struct cst_codec_text *c, const struct cst_side *side,
     struct cst_frame_info info;
     uint32_t first = 0;
     size_t at = 0;
+    double start;
     int r;
 
     p.side = side;
@@ -121,8 +133,10 @@ int cst_codec_text_decode(struct cst_codec_text *c, const struct cst_side *side,
         r = cst_frame_inspect(c->frames + at, c->len - at, &info);
         if (r || info.frame_bytes > c->len - at || info.tokens > out->tokens - first)
             return complain(c, r ? r : CST_CODEC_E_CORRUPT);
+        start = cpu_s();
         r = cst_frame_decode(c->block, c->desc.block_bytes, c->frames + at, c->len - at, &c->desc,
                              &p, c->work, c->work_len);
+        c->decode_s += cpu_s() - start;
         if (r)
             return complain(c, r);
         cst_tensor_file_join(out, &c->desc, first, info.tokens, c->block);

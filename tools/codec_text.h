@@ -18,7 +18,8 @@ struct cst_codec_text {
     size_t work_len;
     uint8_t *frames; /* one after the other, each as long as its header says */
     size_t len, cap, n_frames;
-    float error; /* the largest in their headers */
+    float error;               /* the largest in their headers */
+    double encode_s, decode_s; /* CPU time of the codec itself */
 };
 #define CST_CODEC_TEXT_NULL ((struct cst_codec_text){ 0 })
 
