@@ -74,8 +74,8 @@ void cst_cold_drop(struct cst_block *b, bool destroy) {
     if (!cst_block_is_cold(b))
         return;
     clear(b);
-    if (!c->closing && !b->space->ns->purging)
-        cst_seg_drop(c->seg, ref, destroy);
+    if (!c->closing) /* a purge discards whole segments */
+        cst_seg_drop(c->seg, ref, destroy && !b->space->ns->purging);
 }
 
 /* ---- buffers of reads ---- */

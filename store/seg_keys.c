@@ -67,7 +67,7 @@ static bool parse_key(const char *text, size_t n, uint8_t out[KEY]) {
 }
 
 static int key_file_read(const char *path, uint8_t out[KEY], char *message, size_t cap) {
-    cst_auto(cst_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    cst_auto(cst_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no pipe waits */
     char text[2 * KEY + 8];
     struct stat st;
     ssize_t n;

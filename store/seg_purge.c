@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Owns purges: a namespace is forgotten.
- * Invariants: 1. its key goes first: what follows only gives room back; 2. `erased` is said only by
- * the file that destroyed the key; 3. a segment with something under way is given back when that
- * has ended. Loop thread only; blocks.
+ * Invariants: 1. its key goes first: what follows only gives room back, and goes on where the key
+ * can't go; 2. `erased` is said only by the file that destroyed the key; 3. a segment with
+ * something under way is given back when that has ended. Loop thread only; blocks.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -70,12 +70,12 @@ int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_
     if (!ns || seg->read_only)
         return ns ? CST_SEG_E_OFF : 0;
     r = ns->has_key ? cst_seg_keys_forget(seg, ns, how) : 0;
-    if (r)
-        return r;
     cst_list_for_each_safe (it, tmp, &ns->segments)
         forget_segment(cst_list_entry(it, struct cst_seg_segment, link));
     forget_remains(seg, ns);
+    if (r) /* a full file system may have room now */
+        r = cst_seg_keys_forget(seg, ns, how);
     seg->changed = true;
     cst_seg_spare(seg);
-    return 0;
+    return r;
 }

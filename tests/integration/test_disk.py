@@ -4,6 +4,7 @@ after a restart, and are exact or a miss."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -256,6 +257,9 @@ def test_a_missing_or_wrong_key_refuses_and_deletes_nothing(
             complained(run_daemon("--socket", str(folder / "sock"), *options), "key")
         key.unlink()
         complained(run_daemon("--socket", str(folder / "sock"), *options), "key")
+        os.mkfifo(key, 0o600)
+        complained(run_daemon("--socket", str(folder / "sock"), *options), "key")
+        key.unlink()
         assert raw(folder) == before
         key.write_bytes(right)
         key.chmod(0o600)
@@ -302,3 +306,29 @@ def test_a_full_disk_costs_hits_only(small_disk: Path, folder: Path) -> None:
             d.start()
         with Peer(d.socket, LAYOUT) as p:
             assert sum(p.lookup(tokens) for tokens in prompts) > 64, d.log()
+
+
+def test_a_purge_on_a_full_disk_is_a_purge(small_disk: Path, folder: Path) -> None:
+    """The file of the keys can't be replaced there before segments have given room back."""
+    key = folder / "root.key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    args = (*SMALL, "--directory", str(small_disk), "--key-file", str(key), "--segment", "4MiB")
+    prompts = [prompt(f"full {i}", 64) for i in range(12)]
+    with PrivateDaemon(*args) as d:
+        for end in (d.kill, d.stop):
+            with Peer(d.socket, LAYOUT) as p:
+                for tokens in prompts:
+                    put_all(p, tokens, smooth)
+                assert p.space_stats()["cold_blocks"] > 64
+                fill = small_disk.parent / "fill"
+                with contextlib.suppress(OSError), fill.open("wb", buffering=0) as f:
+                    while True:
+                        f.write(bytes(4096))
+                ok(p.call("Purge"))
+                assert not any(p.lookup(tokens) for tokens in prompts)
+            assert not end(), d.log()
+            d.start()
+            with Peer(d.socket, LAYOUT) as p:
+                assert not any(p.lookup(tokens) for tokens in prompts), d.log()
+            fill.unlink()
