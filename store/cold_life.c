@@ -310,13 +310,33 @@ void cst_cold_free(struct cst_store *store) {
 
 /* ---- purge, numbers ---- */
 
-static void purge_later(struct cst_namespace *ns) {
-    enum cst_seg_erasure how;
+/* What comes from now on goes to disk under a new key. */
+static void reopen_spaces(struct cst_namespace *ns) {
+    struct cst_list *it;
 
-    if (!ns->purging || ns->disk_ops)
-        return;
+    for (it = ns->store->spaces.next; it != &ns->store->spaces; it = it->next) {
+        struct cst_space *space = cst_list_entry(it, struct cst_space, link);
+
+        if (space->ns != ns || !space->disk)
+            continue;
+        cst_cold_forget_space(space);
+        (void)cst_cold_open_space(space);
+    }
+}
+
+static bool purge_now(struct cst_namespace *ns) {
+    enum cst_seg_erasure how = CST_SEG_UNLINKED;
+    int r = cst_seg_purge(ns->store->cold->seg, ns->name, &how);
+
     ns->purging = false;
-    (void)cst_seg_purge(ns->store->cold->seg, ns->name, &how);
+    if (!r)
+        reopen_spaces(ns);
+    return !r && how == CST_SEG_ERASED;
+}
+
+static void purge_later(struct cst_namespace *ns) {
+    if (ns->purging && !ns->disk_ops)
+        (void)purge_now(ns);
 }
 
 void cst_cold_purge_slice(struct cst_store *store) {
@@ -327,14 +347,9 @@ void cst_cold_purge_slice(struct cst_store *store) {
 }
 
 bool cst_cold_purge(struct cst_namespace *ns) {
-    enum cst_seg_erasure how = CST_SEG_UNLINKED;
-
     if (!ns->store->cold)
         return true;
-    if (ns->disk_ops) /* the rest comes with cst_store_tick() */
-        return false;
-    ns->purging = false;
-    return !cst_seg_purge(ns->store->cold->seg, ns->name, &how) && how == CST_SEG_ERASED;
+    return !ns->disk_ops && purge_now(ns); /* else it comes with cst_store_tick() */
 }
 
 bool cst_store_disk_stats(const struct cst_store *store, struct cst_seg_stats *out) {

@@ -3,7 +3,9 @@
  * Owns purges: a namespace is forgotten.
  * Invariants: 1. its key goes first: what follows only gives room back, and goes on where the key
  * can't go; 2. `erased` is said only by the file that destroyed the key; 3. a segment with
- * something under way is given back when that has ended. Loop thread only; blocks.
+ * something under way is given back when that has ended; 4. completions are told while it blocks:
+ * a segment that is given back is nobody's by then, and what is looked at next is looked at afresh.
+ * Loop thread only; blocks.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -47,22 +49,25 @@ static void forget_segment(struct cst_seg_segment *s) {
 static void forget_remains(struct cst_seg *seg, const struct cst_seg_ns *ns) {
     for (uint32_t i = 0; i < seg->n_segments; i++) {
         struct cst_seg_segment *s = &seg->segments[i];
+        bool was_free;
 
         if ((s->state != CST_SEG_FREE && s->state != CST_SEG_RETIRED) || !s->fill ||
             (s->was && s->was != ns))
             continue;
+        was_free = s->state == CST_SEG_FREE;
+        if (was_free) {
+            cst_list_unlink(&s->link);
+            seg->n_free--;
+            s->state = CST_SEG_MAKING;
+        }
         cst_segment_discard(s);
-        if (s->state != CST_SEG_FREE)
-            continue;
-        cst_list_unlink(&s->link);
-        seg->n_free--;
-        s->state = CST_SEG_ABSENT;
+        if (was_free)
+            s->state = CST_SEG_ABSENT;
     }
 }
 
 int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_erasure *how) {
     struct cst_seg_ns *ns = cst_seg_ns_find(seg, namespace_name, strlen(namespace_name));
-    struct cst_list *it, *tmp;
     int r;
 
     *how = seg->options.crypt == CST_SEG_CRYPT_AES && seg->keys.ephemeral ? CST_SEG_ERASED
@@ -70,8 +75,9 @@ int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_
     if (!ns || seg->read_only)
         return ns ? CST_SEG_E_OFF : 0;
     r = ns->has_key ? cst_seg_keys_forget(seg, ns, how) : 0;
-    cst_list_for_each_safe (it, tmp, &ns->segments)
-        forget_segment(cst_list_entry(it, struct cst_seg_segment, link));
+    for (uint32_t i = 0; i < seg->n_segments; i++)
+        if (seg->segments[i].ns == ns)
+            forget_segment(&seg->segments[i]);
     forget_remains(seg, ns);
     if (r) /* a full file system may have room now */
         r = cst_seg_keys_forget(seg, ns, how);

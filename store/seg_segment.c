@@ -15,6 +15,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 
 enum { BODY_MAX = CST_DISK_INDEX_CHUNKS * CST_DISK_CHUNK - sizeof(struct cst_disk_index) };
@@ -492,8 +493,11 @@ void cst_segment_empty(struct cst_seg_segment *s) {
     while (s->n_spaces)
         (void)cst_seg_space_unref(s->spaces[--s->n_spaces]);
     s->spaces = cst_free(s->spaces);
-    if (s->forget)
+    if (s->forget) {
+        OPENSSL_cleanse(&s->seal, sizeof(s->seal));
+        s->state = CST_SEG_MAKING;
         cst_segment_discard(s);
+    }
     if (s->retired) {
         s->state = CST_SEG_RETIRED;
         seg->stats.segments_retired++;
