@@ -109,7 +109,8 @@ struct cst_seg_user {
     float (*value)(void *arg, void *owner, bool *has_children);
     /* The record is at another place now. */
     void (*moved)(void *arg, void *owner, struct cst_seg_ref ref);
-    /* The record doesn't exist any more. What depends on it should be dropped at once. */
+    /* The record doesn't exist any more. What depends on it should be dropped at once. Never from
+     * within a call of the user's. */
     void (*gone)(void *arg, void *owner, enum cst_seg_gone why);
     /* Until when the record is pinned (as in struct cst_seg_record); for checkpoints. */
     uint64_t (*pinned_until)(void *arg, void *owner);

@@ -8,7 +8,8 @@
  * as long as all that was written besides users' records stays below a tenth of those.
  *
  * Invariants: 1. a victim's records stay readable until they are told moved or gone; 2. a move that
- * fails is an eviction; 3. a record that its user drops on the way isn't there afterwards.
+ * fails is an eviction; 3. a record that its user drops on the way isn't there afterwards; 4. users
+ * are told of what is gone from a job of its own, never from within a call of theirs.
  * Loop thread, but for the job, which touches the move's buffer.
  */
 #include "base/err.h"
@@ -31,6 +32,9 @@ struct cst_seg_evict {
     uint32_t n_moves; /* under way, waiting ones too */
     struct cst_list waiting;
     bool going, again;
+    struct cst_seg *seg;
+    struct cst_job lose;
+    bool losing;
 };
 
 struct cst_seg_move {
@@ -190,10 +194,36 @@ static void step(struct cst_seg *seg, struct cst_seg_evict *e) {
     }
     while (e->n_moves < CST_SEG_MOVES_MAX && e->next < e->n_keep)
         move_start(seg, s, e->keep[e->next++].slot);
-    if (e->n_moves || e->next < e->n_keep)
-        return;
+}
+
+static void lose_run(struct cst_job *job) {
+    (void)job;
+}
+
+static void lose_done(struct cst_job *job) {
+    struct cst_seg_evict *e = cst_container_of(job, struct cst_seg_evict, lose);
+    struct cst_seg_segment *s = e->victim;
+    struct cst_seg *seg = e->seg;
+
+    seg->busy--;
+    e->losing = false;
+    e->going = true;
     for (uint32_t i = 0; s->n_live && i < s->n_slots; i++)
         cst_seg_lose(seg, cst_segment_ref(s, i), CST_SEG_GONE_EVICTED);
+    e->going = false;
+    cst_seg_evict_go(seg);
+}
+
+/* Soon: an eviction may have begun in a store of the user, who holds on to what would go. */
+static void lose_soon(struct cst_seg_evict *e) {
+    struct cst_jobs *jobs = e->seg->env.jobs;
+
+    if (e->losing)
+        return;
+    e->losing = true;
+    e->seg->busy++;
+    e->lose = (struct cst_job){ .run = lose_run, .done = lose_done };
+    jobs->submit(jobs, &e->lose, CST_JOB_FETCH);
 }
 
 void cst_seg_evict_go(struct cst_seg *seg) {
@@ -212,7 +242,11 @@ void cst_seg_evict_go(struct cst_seg *seg) {
     } while (e->again);
     e->going = false;
     s = e->victim;
-    if (e->n_moves || e->next < e->n_keep || s->n_live || s->readers || s->writers)
+    if (e->n_moves || e->next < e->n_keep)
+        return;
+    if (s->n_live)
+        lose_soon(e);
+    if (e->losing || s->readers || s->writers)
         return;
     seg->evict = NULL;
     cst_free(e->keep);
@@ -350,6 +384,7 @@ bool cst_seg_evict_start(struct cst_seg *seg, struct cst_seg_ns *ns) {
     if (!e)
         return false;
     cst_list_init(&e->waiting);
+    e->seg = seg;
     e->victim = all[best].segment;
     e->victim->state = CST_SEG_EVICTING;
     e->victim->chosen = true;

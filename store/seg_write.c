@@ -466,6 +466,8 @@ static int make_room(struct cst_seg_space *space, uint32_t n_chunks, uint32_t me
     if (r != CST_SEG_E_GONE)
         return r;
     r = cst_segment_begin(space->ns);
+    if (!r && !space->ns->open)
+        r = CST_SEG_E_BUSY;
     return r ? r : write_space(space->ns->open, space);
 }
 
@@ -484,9 +486,14 @@ static int record_begin(const struct cst_seg_record *record, const void *payload
                         struct cst_seg_write **out) {
     uint32_t meta = cst_seg_meta_bytes(record);
     struct cst_seg_space *space = record->space;
+    uint32_t n_chunks = cst_disk_record_chunks(meta, record->payload_bytes);
     struct cst_seg_write *w;
-    int r = make_room(space, cst_disk_record_chunks(meta, record->payload_bytes), meta);
+    int r = make_room(space, n_chunks, meta);
 
+    /* a move that waited for memory may have come first */
+    if (!r && (!space->ns->open || !cst_segment_has_space(space->ns->open, space) ||
+               !cst_segment_fits(space->ns->open, n_chunks, meta)))
+        r = CST_SEG_E_BUSY;
     if (!r)
         r = record_new(space->ns->open, (enum cst_disk_type)record->type, meta, payload,
                        record->payload_bytes, &w);
