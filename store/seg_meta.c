@@ -95,7 +95,7 @@ static bool read_block(struct cst_seg_record *r, const struct cst_disk_block *m,
     if (r->n_tokens > CST_DISK_TOKENS_MAX || r->n_side > CST_DISK_SIDE_MAX ||
         n != cst_disk_block_meta_bytes(r->n_tokens, m->flags & CST_DISK_HAS_SURPRISALS, r->n_side))
         return false;
-    r->parent = m->parent;
+    r->parent = r->space->kind == CST_KIND_FLAT ? NULL : m->parent;
     r->has_parent = m->flags & CST_DISK_HAS_PARENT;
     r->position = cst_load32(&m->position);
     error = cst_load32(&m->error);

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import wire
-from lab import BLOCK_TOKENS, Layout, Peer, error, ok, payload, prompt, smooth
+from lab import BLOCK_TOKENS, Layout, Peer, Slot, error, ok, payload, prompt, smooth
 from private_daemon import PrivateDaemon
 from test_stop import complained, run_daemon
 
 LAYOUT = Layout(64 << 10)
 COLD = 3
+FLAT = 1
 SMALL = (
     "--memory", "40MiB", "--slab", "1MiB", "--staging", "1MiB", "--staging-total", "16MiB",
     "--staging-per-uid", "16MiB", "--disk", "256MiB", "--disk-buffers", "8MiB",
@@ -80,6 +81,23 @@ def test_a_prompt_is_warm_after_a_clean_restart(options: tuple[str, ...]) -> Non
         d.start()
         with Peer(d.socket, LAYOUT) as p:
             assert check(p, keys) == 40, d.log()
+
+
+def test_flat_blocks_are_warm_after_a_restart(options: tuple[str, ...]) -> None:
+    keys = [bytes([i]) * 32 for i in range(1, 5)]
+    with PrivateDaemon(*options) as d:
+        with Peer(d.socket, LAYOUT, kind=FLAT) as p:
+            p.open_staging()
+            reply = ok(p.call("Reserve", space=p.space, keys=b"".join(keys)))
+            slots = [Slot(r) for r in wire.records(wire.SLOT, reply.slots)]
+            for key, slot in zip(keys, slots, strict=True):
+                p.fill(slot, payload(key, LAYOUT.size))
+            assert p.commit(slots) == ["OK"] * 4
+        assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT, kind=FLAT) as p:
+            assert tiers(p, keys) == [COLD] * 4, d.log()
+            assert check(p, keys) == 4
 
 
 def test_memory_overflows_to_disk(options: tuple[str, ...]) -> None:
@@ -163,6 +181,14 @@ def test_a_purge_says_what_is_true(options: tuple[str, ...], folder: Path) -> No
         d.start()
         with Peer(d.socket, LAYOUT) as p:
             assert p.lookup(tokens) == 0, d.log()
+            put_all(p, tokens)
+            ok(p.call("Purge"))
+            put_all(p, tokens, smooth)  # the space goes on, under another key
+            assert d.stop() == 0, d.log()
+        d.start()
+        with Peer(d.socket, LAYOUT) as p:
+            assert tiers(p, LAYOUT.chain(tokens)) == [COLD] * 16, d.log()
+            assert check(p, LAYOUT.chain(tokens), smooth) == 16
 
 
 def test_an_erased_block_does_not_come_back(options: tuple[str, ...]) -> None:
