@@ -2,13 +2,13 @@
 /*
  * Owns what all backends of the I/O table have in common: depths, queues, judging results, telling.
  *
- *   submit -> queue[lane] -> start (in flight) -> ended -> judged: again, or done()
+ *   submit -> queue[lane] -> start (in flight) -> ended -> again, or judged -> done()
  *
  * Invariants
  *   1. in_flight[lane] counts operations that a backend has and those in `ended`; it stays within
  *      depth[lane], so a backend never holds more than the sum of both.
- *   2. done() runs only from deliver(); the event descriptor is readable while `ended` or a
- *      backend's own list holds something.
+ *   2. done() runs only from deliver(), so never while somebody waits in cst_aio_now(); the event
+ *      descriptor is readable while `ended`, `judged` or a backend's own list holds something.
  *   3. An operation's result is judged here and nowhere else: backends report what the kernel said.
  * One thread: its owner's. Reads and the rest have queues of their own, so that a fetch never waits
  * behind a spill.
@@ -43,6 +43,7 @@ int cst_aio_init(struct cst_aio *aio, const struct cst_aio_backend *backend, uns
     for (unsigned i = 0; i < CST_COUNT(aio->queue); i++)
         cst_list_init(&aio->queue[i]);
     cst_list_init(&aio->ended);
+    cst_list_init(&aio->judged);
     aio->depth[0] = CST_MIN(read_depth ? read_depth : READ_DEPTH, DEPTH_MAX);
     aio->depth[1] = CST_MIN(write_depth ? write_depth : WRITE_DEPTH, DEPTH_MAX);
     aio->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -243,11 +244,23 @@ static void count(struct cst_aio_stats *s, const struct cst_aio_op *op, int res)
     *(op->code == CST_AIO_READ ? &s->read_bytes : &s->write_bytes) += op->length;
 }
 
-/* Only what has ended by now: what done() causes is told by the next call. */
-static size_t deliver(struct cst_aio *aio) {
+struct now {
+    struct cst_aio_op op;
+    int res;
+    bool over;
+};
+
+static void now_done(struct cst_aio_op *op, int res) {
+    struct now *now = cst_container_of(op, struct now, op);
+
+    now->res = res;
+    now->over = true;
+}
+
+/* Judges what has ended. Only cst_aio_now() is told at once. */
+static void settle(struct cst_aio *aio) {
     struct cst_list batch = CST_LIST_INIT(batch), *it;
     bool retried = false;
-    size_t n = 0;
 
     while ((it = cst_list_first(&aio->ended))) {
         cst_list_unlink(it);
@@ -255,7 +268,6 @@ static size_t deliver(struct cst_aio *aio) {
     }
     while ((it = cst_list_first(&batch))) {
         struct cst_aio_op *op = cst_list_entry(it, struct cst_aio_op, link);
-        int res;
 
         cst_list_unlink(it);
         aio->in_flight[cst_aio_lane(op)]--;
@@ -265,24 +277,49 @@ static size_t deliver(struct cst_aio *aio) {
             retried = true;
             continue;
         }
-        res = judge(op);
-        count(&aio->stats, op, res);
-        op->done(op, res);
-        n++;
+        op->res = judge(op);
+        count(&aio->stats, op, (int)op->res);
+        if (op->done == now_done)
+            now_done(op, (int)op->res);
+        else
+            cst_list_append(&aio->judged, it);
     }
     if (retried && aio->backend->flush)
         aio->backend->flush(aio);
+}
+
+/* Only what is there by now: what done() causes is told by the next call. */
+static size_t deliver(struct cst_aio *aio) {
+    struct cst_list batch = CST_LIST_INIT(batch), *it;
+    size_t n = 0;
+
+    while ((it = cst_list_first(&aio->judged))) {
+        cst_list_unlink(it);
+        cst_list_append(&batch, it);
+    }
+    for (; (it = cst_list_first(&batch)); n++) {
+        struct cst_aio_op *op = cst_list_entry(it, struct cst_aio_op, link);
+
+        cst_list_unlink(it);
+        op->done(op, (int)op->res);
+    }
     return n;
 }
 
-size_t cst_aio_reap(struct cst_aio *aio) {
+static void collect(struct cst_aio *aio) {
     uint64_t events;
-    size_t n;
 
     if (read(aio->event_fd, &events, sizeof(events)) < 0)
         assert(errno == EAGAIN);
     if (aio->backend->collect)
         aio->backend->collect(aio);
+    settle(aio);
+}
+
+size_t cst_aio_reap(struct cst_aio *aio) {
+    size_t n;
+
+    collect(aio);
     n = deliver(aio);
     cst_aio_kick(aio);
     return n;
@@ -290,7 +327,7 @@ size_t cst_aio_reap(struct cst_aio *aio) {
 
 static bool is_idle(const struct cst_aio *aio) {
     return !aio->in_flight[0] && !aio->in_flight[1] && cst_list_is_empty(&aio->queue[0]) &&
-           cst_list_is_empty(&aio->queue[1]);
+           cst_list_is_empty(&aio->queue[1]) && cst_list_is_empty(&aio->judged);
 }
 
 size_t cst_aio_wait(struct cst_aio *aio, int timeout_ms) {
@@ -315,19 +352,6 @@ void cst_aio_drain(struct cst_aio *aio) {
         (void)cst_aio_wait(aio, -1);
 }
 
-struct now {
-    struct cst_aio_op op;
-    int res;
-    bool over;
-};
-
-static void now_done(struct cst_aio_op *op, int res) {
-    struct now *now = cst_container_of(op, struct now, op);
-
-    now->res = res;
-    now->over = true;
-}
-
 int cst_aio_now(struct cst_aio_file *file, enum cst_aio_code code, void *data, uint64_t offset,
                 uint64_t length) {
     struct now now = { .op = { .done = now_done,
@@ -337,9 +361,16 @@ int cst_aio_now(struct cst_aio_file *file, enum cst_aio_code code, void *data, u
                                .offset = offset,
                                .length = length } };
 
-    cst_aio_submit(file->aio, &now.op);
-    while (!now.over)
-        (void)cst_aio_wait(file->aio, -1);
+    struct cst_aio *aio = file->aio;
+    struct pollfd p = { .fd = aio->event_fd, .events = POLLIN };
+
+    cst_aio_submit(aio, &now.op);
+    while (cst_aio_kick(aio), !now.over) {
+        (void)poll(&p, 1, -1);
+        collect(aio);
+    }
+    if (!cst_list_is_empty(&aio->judged))
+        cst_aio_signal(aio);
     return now.res;
 }
 

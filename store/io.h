@@ -130,7 +130,8 @@ int cst_aio_list(struct cst_aio *aio, int (*fn)(void *arg, const char *name), vo
 /* Bytes that may still be allocated. */
 int cst_aio_space(struct cst_aio *aio, uint64_t *out);
 
-/* One whole transfer, waiting for it (other operations may end meanwhile). As done's res. */
+/* One whole transfer, waiting for it. Others that end meanwhile are told by the next
+ * cst_aio_reap(): no done() is called from here. As done's res. */
 int cst_aio_now(struct cst_aio_file *file, enum cst_aio_code code, void *data, uint64_t offset,
                 uint64_t length);
 

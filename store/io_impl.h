@@ -15,7 +15,8 @@ struct cst_aio {
     const struct cst_aio_backend *backend;
     struct cst_list queue[2]; /* submitted, not started: reads, the others */
     unsigned in_flight[2], depth[2];
-    struct cst_list ended; /* res is known, done() was not called yet */
+    struct cst_list ended;  /* res is what the backend says */
+    struct cst_list judged; /* res is what done() is told; not in flight any more */
     int event_fd;
     unsigned files;
     struct cst_aio_region regions[CST_AIO_REGIONS_MAX];
