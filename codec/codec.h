@@ -71,10 +71,13 @@ struct cst_encode_params {
     const struct cst_side *side; /* NULL: none; outlives the call */
     float carried; /* error that the block has of earlier frames: counts in the bound, and stands in
                       the header with what this frame adds */
+    bool qjl; /* turboquant of 2 bits and more: the last bit is a sign sketch of what the others
+               * leave; unbiased inner products, larger errors. For research. */
 };
 
 /* Preset and parameters from a text such as "int8", "turboquant:4", "turboquant:4,3" (bits of keys
- * and values), "klt:.35" (step) or "jolt+:3" (ratio); everything else 0. 0 or CST_CODEC_E_PRESET.
+ * and values), "turboquant:4+qjl", "klt:.35" (step) or "jolt+:3" (ratio); everything else 0. 0 or
+ * CST_CODEC_E_PRESET.
  */
 int cst_preset_parse(struct cst_encode_params *out, const char *text);
 

@@ -125,6 +125,7 @@ enum cst_coded_flag {
     CST_CODED_FACTORS = 16,   /* TUCKER: the first stream of a cell, with its factors */
     CST_CODED_LLOYD = 32,     /* TUCKER: Lloyd-Max levels, else uniform ones */
     CST_CODED_SIDE_MEAN = 64, /* LLOYD: less the means of the frame's side data */
+    CST_CODED_SKETCH = 128,   /* LLOYD: the highest bit of a code is a sign sketch's */
 };
 
 /* Head of a KLT stream; sinks follow, then what codec/rans.h makes of coefficients and gains. */

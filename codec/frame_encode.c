@@ -138,9 +138,8 @@ static void put_header(const struct encoder *e) {
 }
 
 static bool params_ok(const struct cst_encode_params *p, const struct cst_descriptor *desc) {
-    return cst_preset_name(p->preset) && cst_preset_bits(p->preset, p->bits_k) >= 0 &&
-           cst_preset_bits(p->preset, p->bits_v) >= 0 && cst_layout_ok(desc) && p->tokens > 0 &&
-           p->tokens <= desc->block_tokens;
+    return cst_preset_name(p->preset) && cst_preset_takes(p) && cst_layout_ok(desc) &&
+           p->tokens > 0 && p->tokens <= desc->block_tokens;
 }
 
 int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_descriptor *desc,

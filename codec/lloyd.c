@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stage LLOYD (TurboQuant without its sign sketch): each head of a token as rotated codes (heads.h)
- * of the Lloyd-Max levels of a normal variable.
+ * Stage LLOYD (TurboQuant, with or without its sign sketch): each head of a token as rotated codes
+ * (heads.h) of the Lloyd-Max levels of a normal variable.
  *
  * The mean of each channel is taken off first where that saves more than the 16 bits that it
  * takes: halving the energy is worth half a bit a value. It is then set to what gives decoded
@@ -13,10 +13,11 @@
 #include "codec/heads.h"
 #include "codec/lloyd_table.h"
 #include "codec/side.h"
+#include "codec/sketch.h"
 
 #include <string.h>
 
-enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN | CST_CODED_SIDE_MEAN };
+enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN | CST_CODED_SIDE_MEAN | CST_CODED_SKETCH };
 
 /* Where the parts of a stream lie, in bytes from its start. */
 struct parts {
@@ -24,7 +25,7 @@ struct parts {
     uint32_t heads, dims;
     uint32_t at_once; /* tokens whose norms fit into a row */
     float unit;       /* of the transform, where a head is one block; else 0 */
-    uint64_t means, norms, codes, end;
+    uint64_t means, norms, sizes, codes, end; /* sizes: of sketches, else none */
 };
 
 static struct parts parts_of(const struct cst_stage_segment *s,
@@ -35,7 +36,9 @@ static struct parts parts_of(const struct cst_stage_segment *s,
 
     p.means = sizeof(*head) + p.shape.sink_bytes;
     p.norms = p.means + (head->flags & CST_CODED_MEAN ? 2 * (uint64_t)p.shape.channels : 0);
-    p.codes = p.norms + 2 * (uint64_t)p.shape.coded * p.heads;
+    p.sizes = p.norms + 2 * (uint64_t)p.shape.coded * p.heads;
+    p.codes =
+        p.sizes + (head->flags & CST_CODED_SKETCH ? 2 * (uint64_t)p.shape.coded * p.heads : 0);
     p.at_once = p.shape.padded / p.heads;
     p.unit = p.dims & (p.dims - 1) ? 0 : cst_head_unit(p.dims);
     p.end = p.codes + p.shape.coded * p.shape.row_bytes;
@@ -56,6 +59,26 @@ static bool read_norms(const struct cst_coded_rows *rows, const struct parts *p,
     return ok;
 }
 
+/* The same of a stream with sketches. */
+static bool decode_sketches(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
+                            const uint8_t *src, const struct cst_coded_header *head,
+                            const float *mean, const struct cst_codec_ops *ops) {
+    const float unit = cst_coded_unit(head->exponent);
+
+    ops->unpack(rows->codes, src + p->codes + t * p->shape.row_bytes, p->shape.padded, head->bits);
+    for (uint32_t h = 0, c = 0; h < p->heads; h++, c += p->dims) {
+        size_t at = 2 * ((size_t)t * p->heads + h);
+        float norm, size;
+
+        if (!ops->halves(&norm, src + p->norms + at, unit, 1) ||
+            !ops->halves(&size, src + p->sizes + at, unit, 1))
+            return false;
+        cst_sketch_decode(rows->x + c, rows->codes + c, p->dims, head->bits, norm, size,
+                          mean ? mean + c : NULL, ops);
+    }
+    return true;
+}
+
 /* Coded token t as it was before its means were taken off, or without them (NULL), to rows->x.
  * Tokens go up from 0; norms are read for as many as fit into a row. */
 static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
@@ -64,6 +87,8 @@ static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p,
     const float *level = cst_lloyd_levels(head->bits), *norm = rows->b + t % p->at_once * p->heads;
     const uint8_t *packed = src + p->codes + t * p->shape.row_bytes;
 
+    if (head->flags & CST_CODED_SKETCH)
+        return decode_sketches(rows, p, t, src, head, mean, ops);
     if (norm == rows->b && !read_norms(rows, p, t, src, head, ops))
         return false;
     if (p->unit > 0) {
@@ -135,23 +160,35 @@ static void take_means(float *x, const float *mean, const struct parts *p) {
     }
 }
 
+/* A transformed head, with its norm and, with a sketch, its sketch's size to their places. */
+static bool encode_head(uint8_t *codes, uint8_t *norm, uint8_t *size, float *x,
+                        const struct parts *p, const struct cst_coded_header *head,
+                        const struct cst_codebook *book, const struct cst_codec_ops *ops) {
+    float stored;
+
+    if (!(head->flags & CST_CODED_SKETCH))
+        return cst_coded_put(norm, cst_head_encode(codes, x, p->dims, book, ops), head->exponent);
+    if (!cst_coded_put(norm, cst_sketch_codes(codes, x, p->dims, book, ops), head->exponent))
+        return false;
+    stored = cst_f16_to_f32(cst_load16(norm)) * cst_coded_unit(head->exponent);
+    return cst_coded_put(size, cst_sketch_signs(codes, x, p->dims, book, stored, ops),
+                         head->exponent);
+}
+
 static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
                         const struct cst_coded_rows *rows, const struct cst_codec_ops *ops) {
     struct cst_codebook book;
     float *x = rows->x;
 
-    cst_codebook_lloyd(&book, head->bits);
+    cst_codebook_lloyd(&book, head->bits - !!(head->flags & CST_CODED_SKETCH));
     memset(rows->codes, 0, p->shape.padded);
     for (uint32_t t = 0; t < p->shape.coded; t++, x += p->shape.padded) {
         for (uint32_t h = 0; h < p->heads; h++) {
-            uint8_t *norm = dst + p->norms + 2 * ((size_t)t * p->heads + h);
-
-            float length;
+            size_t at = 2 * ((size_t)t * p->heads + h);
 
             cst_head_transform(x + h * p->dims, p->dims, ops);
-            length =
-                cst_head_encode(rows->codes + h * p->dims, x + h * p->dims, p->dims, &book, ops);
-            if (!cst_coded_put(norm, length, head->exponent))
+            if (!encode_head(rows->codes + h * p->dims, dst + p->norms + at, dst + p->sizes + at,
+                             x + h * p->dims, p, head, &book, ops))
                 return false;
         }
         cst_coded_pack(dst + p->codes + t * p->shape.row_bytes, rows->codes, p->shape.padded,
@@ -210,9 +247,11 @@ static void choose_means(struct cst_coded_header *head, struct parts *p, struct 
 }
 
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
-                        unsigned bits, bool means, const struct cst_codec_work *w, float *error) {
+                        unsigned bits, uint8_t flags, const struct cst_codec_work *w,
+                        float *error) {
     struct cst_coded_header head = { .bits = (uint8_t)bits,
-                                     .flags = s->rotated ? CST_CODED_UNROTATED : 0 };
+                                     .flags = (flags & CST_CODED_SKETCH) |
+                                              (s->rotated ? CST_CODED_UNROTATED : 0) };
     struct cst_coded_rows rows = cst_coded_rows(s, w);
     struct parts p = parts_of(s, &head);
     struct sums sums;
@@ -220,7 +259,7 @@ size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage
     if (p.end >= s->length || !cst_coded_load(&head, seg, s, w))
         return 0;
     sums = sums_init(w->b, p.shape.channels);
-    choose_means(&head, &p, &sums, &rows, s, means, w);
+    choose_means(&head, &p, &sums, &rows, s, flags & CST_CODED_MEAN, w);
     if (!encode_rows(dst, &p, &head, &rows, w->ops) ||
         (head.flags & CST_CODED_MEAN && !put_means(dst, &p, &head, &rows, &sums, w->ops)))
         return 0;
@@ -238,7 +277,8 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
     const float *mean;
     struct parts p;
 
-    if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || !head.bits || head.group)
+    if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || head.group ||
+        head.bits < (head.flags & CST_CODED_SKETCH ? 2 : 1))
         return false;
     p = parts_of(s, &head);
     if (len != p.end ||

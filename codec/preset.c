@@ -65,12 +65,20 @@ int cst_preset_bits(uint32_t preset, uint8_t bits) {
     return bits > 8 ? -1 : bits ? bits : TURBOQUANT_BITS;
 }
 
+bool cst_preset_takes(const struct cst_encode_params *p) {
+    int k = cst_preset_bits(p->preset, p->bits_k), v = cst_preset_bits(p->preset, p->bits_v);
+
+    return k >= 0 && v >= 0 && (!p->qjl || (k >= 2 && v >= 2));
+}
+
 struct cst_recipe cst_preset_recipe(const struct cst_encode_params *params, uint8_t tensor) {
     bool key = tensor == CST_TENSOR_K;
     struct cst_recipe recipe = key ? rows[params->preset].k : rows[params->preset].v;
 
-    if (recipe.stage == CST_STAGE_LLOYD)
+    if (recipe.stage == CST_STAGE_LLOYD) {
         recipe.bits =
             (uint8_t)cst_preset_bits(params->preset, key ? params->bits_k : params->bits_v);
+        recipe.flags = CST_CODED_MEAN | (params->qjl ? CST_CODED_SKETCH : 0);
+    }
     return recipe;
 }

@@ -10,14 +10,18 @@
 struct cst_recipe {
     uint8_t stage; /* enum cst_stage */
     uint8_t bits;
-    uint8_t flags, group; /* GROUPS */
+    uint8_t flags; /* GROUPS, LLOYD */
+    uint8_t group; /* GROUPS */
 };
 
 /* The number of bits that a preset uses where it is asked for `bits`: turboquant 1 to 8, 4 for 0;
  * the others have no parameter and take 0 alone. -1 when it can't. */
 int cst_preset_bits(uint32_t preset, uint8_t bits);
 
-/* params->preset exists and takes params->bits_k and bits_v. */
+/* Whether bits_k, bits_v and qjl are parameters of the preset. */
+bool cst_preset_takes(const struct cst_encode_params *params);
+
+/* params->preset exists and takes its parameters. */
 struct cst_recipe cst_preset_recipe(const struct cst_encode_params *params, uint8_t tensor);
 
 /* Whether its frames are layered (codec/format.h). */

@@ -8,16 +8,20 @@
 
 #include <string.h>
 
-/* "B" or "B,B": bits of keys and of values, 1..8 each. */
+/* "B" or "B,B": bits of keys and of values, 1..8 each; then "+qjl" or nothing. */
 static bool take_bits(struct cst_encode_params *out, const char *text) {
-    size_t n = strlen(text);
+    size_t n = strcspn(text, "+");
+
+    if (text[n] && strcmp(text + n, "+qjl") != 0)
+        return false;
+    out->qjl = text[n];
 
     if ((n != 1 && !(n == 3 && text[1] == ',')) || text[0] < '1' || text[0] > '8' ||
         text[n - 1] < '1' || text[n - 1] > '8')
         return false;
     out->bits_k = (uint8_t)(text[0] - '0');
     out->bits_v = (uint8_t)(text[n - 1] - '0');
-    return true;
+    return cst_preset_takes(out);
 }
 
 /* A number without sign, exponent or blanks, within min .. max. */

@@ -56,7 +56,7 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
     else if (recipe.stage == CST_STAGE_GROUPS)
         s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
     else if (recipe.stage == CST_STAGE_LLOYD)
-        s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, true, w, &s.error);
+        s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, recipe.flags, w, &s.error);
     else if (recipe.stage == CST_STAGE_POLAR)
         s.length = cst_polar_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_TUCKER)

@@ -141,9 +141,10 @@ bool cst_groups_decode(uint8_t *seg, const struct cst_stage_segment *s, const ui
                        size_t len, const struct cst_codec_work *w);
 
 /* LLOYD: each head, keys turned back, Hadamard transformed, codes of 1 to 8 bits of the values over
- * one norm. Less the channel means where they are allowed and save more than they take. */
+ * one norm. flags: MEAN, less the channel means where they save more than they take; SKETCH, of 2
+ * bits and more. */
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
-                        unsigned bits, bool means, const struct cst_codec_work *w, float *error);
+                        unsigned bits, uint8_t flags, const struct cst_codec_work *w, float *error);
 bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w);
 

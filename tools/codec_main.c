@@ -109,6 +109,7 @@ static bool parse_preset(const char *text, struct cst_encode_params *p) {
     p->preset = parsed.preset;
     p->bits_k = parsed.bits_k;
     p->bits_v = parsed.bits_v;
+    p->qjl = parsed.qjl;
     if (parsed.step > 0)
         p->step = parsed.step;
     if (parsed.ratio > 0)

@@ -215,6 +215,7 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
             continue;
         if (p.preset == CST_PRESET_TURBOQUANT && size > 2)
             p.bits_k = data[2] % 9, p.bits_v = data[2] / 9 % 9;
+        p.qjl = p.bits_k > 1 && p.bits_v > 1 && size > 3 && data[3] & 1;
         check(cst_frame_encode(b->frame, b->bound, b->block, desc, &p, b->work, b->work_len, &len,
                                &info) == 0);
         check(len <= b->bound && info.frame_bytes == len);
@@ -225,6 +226,7 @@ static void run_block(struct buffers *b, const struct cst_descriptor *desc, cons
             check(memcmp(b->out, b->block, desc->block_bytes) == 0);
         check(decode(b, desc, b->frame, len - 1, 0, UINT32_MAX) == CST_CODEC_E_CORRUPT);
         p.bits_k = p.bits_v = 0;
+        p.qjl = false;
     }
 }
 

@@ -22,7 +22,7 @@ OPAQUE, F32, F16, BF16 = range(4)
 RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD, POLAR = range(8)
 TUCKER, KLT, EXPONENTS = 8, 9, 10
 TURBOQUANT, JOLT, DEEP = 6, 8, 12
-UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX = 1, 2, 4, 8, 16, 32
+UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX, SKETCH = 1, 2, 4, 8, 16, 32, 128
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
 
 
@@ -319,28 +319,51 @@ def groups(*args):
     return s.block(values)
 
 
-def head(codes, level, norm):
-    """A head of rotated codes."""
-    out, at, left = [], 0, len(codes)
+def transformed(values):
+    out, at, left = [], 0, len(values)
     while left:
         n = 1 << left.bit_length() - 1
-        factor, block = norm / math.sqrt(n), [level[q] for q in codes[at:at + n]]
-        out += [factor * sum(-x if (i & j).bit_count() % 2 else x for j, x in enumerate(block))
-                for i in range(n)]
+        block = values[at:at + n]
+        out += [sum(-x if (i & j).bit_count() % 2 else x for j, x in enumerate(block)) /
+                math.sqrt(n) for i in range(n)]
         at, left = at + n, left - n
     return out
 
 
+def head(codes, level, norm):
+    """A head of rotated codes."""
+    return transformed([norm * level[q] for q in codes])
+
+
+def random_sign(j):
+    h = j + 1
+    h = (h ^ h >> 16) * 0x85ebca6b & 0xffffffff
+    h = (h ^ h >> 13) * 0xc2b2ae35 & 0xffffffff
+    return -1 if (h ^ h >> 16) & 1 else 1
+
+
+def sketched_head(codes, bits, norm, size):
+    level, low = levels(bits - 1), (1 << bits - 1) - 1
+    z = transformed([-size if q > low else size for q in codes])
+    return transformed([norm * level[q & low] + random_sign(j) * x
+                        for j, (q, x) in enumerate(zip(codes, z))])
+
+
 def lloyd(*args):
     s = Coded(*args)
-    need(not s.flags & ~(UNROTATED | MEAN) and s.group == 0 and s.bits)
+    sketch = s.flags & SKETCH
+    need(not s.flags & ~(UNROTATED | MEAN | SKETCH) and s.group == 0)
+    need(s.bits >= (2 if sketch else 1))
     means = s.halves(s.channels) if s.flags & MEAN else [0] * s.channels
     heads = s.channels // s.dims
     norms, values = s.halves(heads * s.coded), []
+    sizes = s.halves(heads * s.coded) if sketch else []
     for t, codes in enumerate(s.codes()):
         row = []
         for h in range(heads):
-            row += head(codes[h * s.dims:(h + 1) * s.dims], levels(s.bits), norms[t * heads + h])
+            mine, i = codes[h * s.dims:(h + 1) * s.dims], t * heads + h
+            row += sketched_head(mine, s.bits, norms[i], sizes[i]) if sketch else \
+                head(mine, levels(s.bits), norms[i])
         values.append([x + m for x, m in zip(row, means)])
     return s.block(values)
 

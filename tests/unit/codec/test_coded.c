@@ -47,8 +47,8 @@ static size_t encode(struct case_block *c, struct case_stage *stage, const struc
     if (!stage->s.rotated)
         groups.flags &= (uint8_t)~CST_CODED_UNROTATED;
     if (scheme->lloyd)
-        return cst_lloyd_encode(c->frame, src, &stage->s, scheme->bits, scheme->means, &stage->w,
-                                error);
+        return cst_lloyd_encode(c->frame, src, &stage->s, scheme->bits,
+                                scheme->means ? CST_CODED_MEAN : 0, &stage->w, error);
     return cst_groups_encode(c->frame, src, &stage->s, &groups, &stage->w, error);
 }
 
