@@ -324,12 +324,14 @@ static void reopen_spaces(struct cst_namespace *ns) {
     }
 }
 
+/* The key goes at once, so that nothing comes back after a kill. While something is under way,
+ * nothing new begins, and the rest comes with cst_store_tick(). */
 static bool purge_now(struct cst_namespace *ns) {
     enum cst_seg_erasure how = CST_SEG_UNLINKED;
     int r = cst_seg_purge(ns->store->cold->seg, ns->name, &how);
 
-    ns->purging = false;
-    if (!r)
+    ns->purging = ns->disk_ops;
+    if (!r && !ns->purging)
         reopen_spaces(ns);
     return !r && how == CST_SEG_ERASED;
 }
@@ -347,9 +349,7 @@ void cst_cold_purge_slice(struct cst_store *store) {
 }
 
 bool cst_cold_purge(struct cst_namespace *ns) {
-    if (!ns->store->cold)
-        return true;
-    return !ns->disk_ops && purge_now(ns); /* else it comes with cst_store_tick() */
+    return !ns->store->cold || purge_now(ns);
 }
 
 bool cst_store_disk_stats(const struct cst_store *store, struct cst_seg_stats *out) {

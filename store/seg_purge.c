@@ -35,7 +35,7 @@ static void forget_segment(struct cst_seg_segment *s) {
     for (uint32_t i = 0; i < s->n_slots; i++)
         cst_segment_unlive(s, i);
     s->forget = true;
-    if (s->state == CST_SEG_OPEN && s->writers) {
+    if (s->state == CST_SEG_OPEN && (s->writers || s->readers)) {
         cst_segment_finish(s);
         return;
     }
