@@ -14,7 +14,11 @@
 #include <assert.h>
 #include <errno.h>
 
-enum { FIRST_BUCKETS = 64, MOVE_STEP = 4 };
+enum {
+    FIRST_BUCKETS = 64,
+    MOVE_STEP = 4,
+    MOVE_AHEAD = 16 /* buckets whose first nodes are being loaded: each is a cache miss */
+};
 
 static struct cst_hnode **bucket_of(const struct cst_hashmap *map, uint64_t hash) {
     if (map->buckets[1]) {
@@ -30,6 +34,8 @@ static void move_some(struct cst_hashmap *map, size_t n) {
     while (map->buckets[1] && n--) {
         struct cst_hnode *node = map->buckets[1][map->move];
 
+        if (map->mask[1] - map->move >= MOVE_AHEAD)
+            __builtin_prefetch(map->buckets[1][map->move + MOVE_AHEAD], 1);
         map->buckets[1][map->move++] = NULL;
         while (node) {
             struct cst_hnode *next = node->next;
@@ -83,6 +89,11 @@ struct cst_hnode *cst_hashmap_find(const struct cst_hashmap *map, uint64_t hash,
         if (node->hash == hash && eq(node, key))
             return node;
     return NULL;
+}
+
+void cst_hashmap_prefetch(const struct cst_hashmap *map, uint64_t hash, bool node) {
+    if (map->buckets[0])
+        __builtin_prefetch(node ? (const void *)*bucket_of(map, hash) : bucket_of(map, hash));
 }
 
 int cst_hashmap_insert(struct cst_hashmap *map, struct cst_hnode *node, uint64_t hash) {

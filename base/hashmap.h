@@ -34,6 +34,10 @@ void cst_hashmap_deinit(struct cst_hashmap *map);
 struct cst_hnode *cst_hashmap_find(const struct cst_hashmap *map, uint64_t hash, cst_hash_eq eq,
                                    const void *key);
 
+/* Starts loading what a find or insert of this hash will look at: the bucket, or, once that has
+ * come, its first node. Only a hint: any hash will do. */
+void cst_hashmap_prefetch(const struct cst_hashmap *map, uint64_t hash, bool node);
+
 /* The node must not be in a map, and its key not in this one. 0 or -ENOMEM (map unchanged). */
 int cst_hashmap_insert(struct cst_hashmap *map, struct cst_hnode *node, uint64_t hash);
 

@@ -71,6 +71,8 @@ void cst_cold_drop(struct cst_block *b, bool destroy) {
     struct cst_cold *c = b->space->store->cold;
     struct cst_seg_ref ref = b->cold;
 
+    if (c && c->last == b)
+        c->last = NULL;
     if (!cst_block_is_cold(b))
         return;
     clear(b);

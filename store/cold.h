@@ -15,8 +15,10 @@ struct cst_cold {
     bool registered;
     struct cst_list wait_reads; /* for a buffer */
     bool recovering, closing;
-    bool drain_over;      /* the engine takes no more */
-    uint64_t drain_start; /* blocks not on disk when the drain began */
+    bool drain_over;               /* the engine takes no more */
+    uint64_t drain_start;          /* blocks not on disk when the drain began */
+    struct cst_block *last;        /* recovered last: mostly the parent of the next one */
+    uint64_t start_unix, start_ns; /* both clocks when recovery began: ages count from then */
     void (*recovered)(void *arg, int status);
     void (*note)(void *arg, const char *sentence);
     void *arg, *note_arg;

@@ -86,8 +86,8 @@ static bool is_plausible(const struct cst_space *space, const struct cst_seg_rec
     return r->preset != CST_PRESET_NONE || r->payload_bytes == d->block_bytes;
 }
 
-static uint64_t age_ns(const struct cst_seg_record *r) {
-    uint64_t now = cst_cold_unix(), age = now > r->born ? now - r->born : 0;
+static uint64_t age_ns(const struct cst_cold *c, const struct cst_seg_record *r) {
+    uint64_t age = c->start_unix > r->born ? c->start_unix - r->born : 0;
 
     return CST_MIN(age, UINT64_MAX / CST_NS_PER_S / 2) * CST_NS_PER_S;
 }
@@ -99,7 +99,12 @@ static int parent_of(struct cst_space *space, const struct cst_seg_record *r,
     if (!r->parent)
         return 0;
     if (r->has_parent) {
-        *out = cst_trie_find(space, r->parent);
+        const struct cst_block *last = space->store->cold->last;
+
+        if (last && last->space == space && !memcmp(last->key, r->parent, CST_KEY_SIZE))
+            *out = space->store->cold->last;
+        else
+            *out = cst_trie_find(space, r->parent);
         if (!*out)
             return CST_SEG_E_PARENT;
         return !(*out)->visible || cst_block_is_tail(*out) ? DROP : 0;
@@ -110,12 +115,13 @@ static int parent_of(struct cst_space *space, const struct cst_seg_record *r,
 
 static void revive(struct cst_block *b, const struct cst_seg_record *r, struct cst_seg_ref ref) {
     struct cst_space *space = b->space;
-    uint64_t now = cst_store_now(space->store);
+    const struct cst_cold *c = space->store->cold;
 
     b->stored = true;
     b->evict.order = ++space->store->uses;
     space->used = b->evict.order;
-    b->born_ns = now - age_ns(r); /* may lie before the clock's zero: differences are what counts */
+    /* may lie before the clock's zero: differences are what counts */
+    b->born_ns = c->start_ns - age_ns(c, r);
     b->crc = r->block_crc;
     b->error = r->error;
     if (r->surprisals && r->n_tokens)
@@ -165,15 +171,22 @@ static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref r
 
     if (!space || !is_plausible(space, r) || cst_trie_find(space, r->key))
         return DROP;
-    if (c->store->options.max_age_ns && age_ns(r) >= c->store->options.max_age_ns)
+    if (c->store->options.max_age_ns && age_ns(c, r) >= c->store->options.max_age_ns)
         return DROP;
     status = add(space, r, ref, &b);
     if (status)
         return status;
-    *owner = b;
+    *owner = c->last = b;
     if (r->pinned_until)
         pin(space, r);
     return 0;
+}
+
+static void coming(void *arg, struct cst_seg_space *on_disk, const uint8_t *key, bool soon) {
+    const struct cst_space *space = cst_seg_space_user(on_disk);
+
+    if (space)
+        cst_trie_expect(space, key, soon);
 }
 
 static void note(void *arg, const char *sentence) {
@@ -187,6 +200,7 @@ static void recovered(void *arg, int status) {
     struct cst_cold *c = arg;
 
     c->recovering = false;
+    c->last = NULL;
     c->recovered(c->arg, status);
 }
 
@@ -196,6 +210,8 @@ void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int
 
     c->recovered = done;
     c->arg = arg;
+    c->start_unix = cst_cold_unix();
+    c->start_ns = cst_store_now(store);
     cst_seg_recover(c->seg, recovered, c);
 }
 
@@ -235,6 +251,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
         .random = store->env.random,
         .jobs = store->env.jobs,
         .user = { .found = found,
+                  .coming = coming,
                   .value = cst_cold_value,
                   .moved = cst_cold_moved,
                   .gone = cst_cold_gone,

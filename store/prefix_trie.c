@@ -54,6 +54,10 @@ struct cst_block *cst_trie_root(const struct cst_space *space, const uint8_t key
     return find(space, &space->roots, key);
 }
 
+void cst_trie_expect(const struct cst_space *space, const uint8_t key[32], bool soon) {
+    cst_hashmap_prefetch(&space->map, cst_hash_key(space->store->seed, key), soon);
+}
+
 size_t cst_trie_need(const struct cst_space *space, uint32_t n_tokens, bool root) {
     size_t need = cst_block_bytes(n_tokens) + cst_hashmap_growth(&space->map);
 

@@ -12,6 +12,10 @@
 struct cst_block *cst_trie_find(const struct cst_space *space, const uint8_t key[32]);
 struct cst_block *cst_trie_root(const struct cst_space *space, const uint8_t key[32]);
 
+/* A hint: cst_trie_find() of this key comes after a few others; soon: very few, and it was told
+ * before. */
+void cst_trie_expect(const struct cst_space *space, const uint8_t key[32], bool soon);
+
 /* Heap bytes that the next cst_trie_add() or root_add() needs, hash table growth included. */
 size_t cst_trie_need(const struct cst_space *space, uint32_t n_tokens, bool root);
 

@@ -104,6 +104,9 @@ struct cst_seg_user {
      */
     int (*found)(void *arg, const struct cst_seg_record *record, struct cst_seg_ref ref,
                  void **owner);
+    /* Recovery, a hint: a block with this key may be found after a few others; soon: very few.
+     * Each is told twice, so that what found() will look at can be loaded in two steps. */
+    void (*coming)(void *arg, struct cst_seg_space *space, const uint8_t *key, bool soon);
     /* Eviction: what is lost with this record, per byte, in any unit, and whether other records
      * depend on it. NULL: all the same. */
     float (*value)(void *arg, void *owner, bool *has_children);

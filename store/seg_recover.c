@@ -28,6 +28,7 @@ enum {
     PIECES_MAX = 24,
     PIECE_CHUNKS = CST_DISK_INDEX_CHUNKS,
     SPARSE_CHUNKS = 4, /* of a look at the head of a large record */
+    HINT_ENTRIES = 6,  /* told ahead: cache misses at a time */
 };
 
 struct header {
@@ -222,22 +223,56 @@ static bool tell_entry(struct cst_seg_recover *r, struct cst_seg_segment *s,
     return true;
 }
 
+/* A place in a piece. */
+struct cursor {
+    size_t at;
+    uint32_t i;
+};
+
+/* The entry there, and on to the next. NULL: the end, or it can't be. */
+static const struct cst_disk_entry *entry_next(const struct piece *p, struct cursor *c) {
+    const struct cst_disk_entry *e = (const struct cst_disk_entry *)(p->body + c->at);
+    size_t n, left = p->body_n - c->at;
+
+    if (c->i >= p->n_entries || left < sizeof(*e))
+        return NULL;
+    n = cst_disk_entry_bytes(cst_load32(&e->meta_bytes) & 0xffffff);
+    if (left < n)
+        return NULL;
+    c->at += n;
+    c->i++;
+    return e;
+}
+
+/* Tells what is coming up to the entry i. */
+static void hint(const struct cst_seg_recover *r, const struct piece *p, struct cursor *c,
+                 uint32_t i, bool soon) {
+    const struct cst_seg_user *user = &r->seg->env.user;
+    const struct cst_disk_entry *e;
+
+    while (user->coming && c->i <= i && (e = entry_next(p, c))) {
+        const struct cst_disk_meta *meta = (const struct cst_disk_meta *)(e + 1);
+        uint32_t packed = cst_load32(&e->meta_bytes);
+
+        if (packed >> 24 == CST_DISK_BLOCK && (packed & 0xffffff) >= sizeof(*meta) && r->last &&
+            !memcmp(r->last->identity, meta->space, sizeof(meta->space)))
+            user->coming(user->arg, r->last, meta->key, soon);
+    }
+}
+
 static void tell_piece(struct cst_seg_recover *r, struct piece *p) {
-    struct cst_seg_segment *s = p->segment;
-    size_t at = 0;
+    struct cursor at = { 0 }, far = { 0 }, near = { 0 };
 
-    for (uint32_t i = 0; i < p->n_entries; i++) {
-        const struct cst_disk_entry *e = (const struct cst_disk_entry *)(p->body + at);
-        size_t n;
+    while (at.i < p->n_entries) {
+        const struct cst_disk_entry *e;
 
-        if (p->body_n - at < sizeof(*e))
-            break;
-        n = cst_disk_entry_bytes(cst_load32(&e->meta_bytes) & 0xffffff);
-        if (p->body_n - at < n || !tell_entry(r, s, e)) {
-            r->seg->stats.rejected += p->n_entries - i;
+        hint(r, p, &far, at.i + 2 * HINT_ENTRIES, false);
+        hint(r, p, &near, at.i + HINT_ENTRIES, true);
+        e = entry_next(p, &at);
+        if (!e || !tell_entry(r, p->segment, e)) {
+            r->seg->stats.rejected += p->n_entries - at.i + (e != NULL);
             break;
         }
-        at += n;
     }
 }
 

@@ -36,7 +36,10 @@ static bool eq(const struct cst_hnode *node, const void *key) {
 }
 
 static void check_key(struct world *w, uint32_t key) {
-    struct cst_hnode *found = cst_hashmap_find(&w->map, hash_of(w, key), eq, &key);
+    struct cst_hnode *found;
+
+    cst_hashmap_prefetch(&w->map, hash_of(w, key), key % 2); /* a hint changes nothing */
+    found = cst_hashmap_find(&w->map, hash_of(w, key), eq, &key);
 
     assert_ptr_equal(found, w->entries[key].in ? &w->entries[key].node : NULL);
 }
