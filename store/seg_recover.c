@@ -28,7 +28,7 @@ enum {
     PIECES_MAX = 24,
     PIECE_CHUNKS = CST_DISK_INDEX_CHUNKS,
     SPARSE_CHUNKS = 4, /* of a look at the head of a large record */
-    HINT_ENTRIES = 6,  /* told ahead: cache misses at a time */
+    HINT_ENTRIES = 12, /* told ahead: cache misses at a time */
 };
 
 struct header {
