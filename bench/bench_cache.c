@@ -96,10 +96,14 @@ static int cache_append(struct bench_cache *c, const char *folder, const char *t
     return grown && c->n ? 0 : -ENOENT;
 }
 
+int bench_cache_layout(struct bench_cache *c) {
+    return cache_layout(c, getenv("CISTERN_DATA") ? 30 : 4);
+}
+
 int bench_cache_load(struct bench_cache *c) {
     const char *data = getenv("CISTERN_DATA"), *root = getenv("CST_SOURCE_ROOT");
     char folder[PATH_MAX];
-    int r = cache_layout(c, data ? 30 : 4);
+    int r = bench_cache_layout(c);
 
     c->first_position = data ? 0 : 128;
     if (data)

@@ -27,6 +27,9 @@ struct bench_cache {
     struct cst_dense *dense; /* for presets that need side data, the benchmark's; else NULL */
 };
 
+/* The layout alone, without blocks: 0 or -ENOMEM; deinit in any case. */
+int bench_cache_layout(struct bench_cache *c);
+
 /* 0, -ENOENT where there is none, or -ENOMEM; deinit in any case. */
 int bench_cache_load(struct bench_cache *c);
 void bench_cache_deinit(struct bench_cache *c);

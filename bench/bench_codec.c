@@ -9,6 +9,7 @@
  *   decode_over_limit  time of the least of it over time of decoding: as many 4-bit codes apart,
  *                      transformed and rounded; klt, deep: of the dense products alone
  *   decode_over_zstd1  the same over zstd -1 decoding the blocks' bytes as they are
+ *   instructions       of decoding, a value, where valgrind is there (bench_instructions.c)
  *
  * An operation is one block of a working set of 256 MiB or more, so neither side finds its input
  * or output in a cache. Decoding includes its checksum; zstd and memcpy check nothing. The cache is
@@ -20,6 +21,7 @@
 #include "bench/bench.h"
 #include "bench/bench_cache.h"
 #include "bench/bench_dense.h"
+#include "bench/bench_instructions.h"
 #include "codec/codec.h"
 #include "codec/dispatch.h"
 #include "codec/dtype.h"
@@ -264,6 +266,17 @@ static int report_errors(struct set *ours) {
     return r;
 }
 
+/* Not pinned: nothing is timed, and callgrind is slow. */
+static int count_instructions(const struct set *s) {
+    size_t i = 1, side_len; /* without sinks, as most blocks are */
+    const uint8_t *side = cst_dense_bytes(s->cache->dense, &side_len);
+
+    cst_unpin();
+    cst_report_instructions(cst_preset_name(s->preset), s->cache, s->encoded + i * s->room,
+                            s->length[i], side, side_len);
+    return cst_pin();
+}
+
 static struct cst_figure decode_target(uint32_t preset) {
     if (preset == CST_PRESET_INT8 || preset == CST_PRESET_INT4 || preset == CST_PRESET_TURBOQUANT)
         return (struct cst_figure){ .sense = CST_AT_LEAST, .target = 0.3 };
@@ -305,6 +318,8 @@ static int bench_preset(const struct bench_cache *cache, uint32_t preset, struct
         r = compare(run_decode, &ours, "decode_over_limit",
                     (struct cst_side){ cst_dense_run, &probe }, limit);
     }
+    if (!r)
+        r = count_instructions(&ours);
     set_deinit(&ours);
     return r;
 }

@@ -21,6 +21,7 @@ struct cst_dense {
     uint32_t tokens, layers;
     struct cst_side side;
     uint8_t *bytes;
+    size_t len; /* of bytes */
     void *memory;
     float *coefficients, *last, *values; /* tokens x the widest tensor each */
 };
@@ -32,7 +33,7 @@ static void *aligned(size_t n) {
 static int learn(struct cst_dense *d, const struct cst_descriptor *desc, const uint8_t *blocks,
                  const uint32_t *position, size_t n) {
     size_t times = TOKENS_WANTED / (n * desc->block_tokens) + 1, cap = cst_learn_bound(desc);
-    size_t work_len = cst_learn_work_size(desc, (uint32_t)(times * n * desc->block_tokens)), len;
+    size_t work_len = cst_learn_work_size(desc, (uint32_t)(times * n * desc->block_tokens));
     struct cst_learn_block *list = cst_calloc(times * n, sizeof(*list));
     const struct cst_learn_params params = { .version = 1 };
     size_t memory_len = cst_side_memory(desc);
@@ -45,8 +46,9 @@ static int learn(struct cst_dense *d, const struct cst_descriptor *desc, const u
         for (size_t i = 0; i < times * n; i++)
             list[i] = (struct cst_learn_block){ blocks + i % n * desc->block_bytes,
                                                 desc->block_tokens, position[i % n] };
-        r = cst_learn(d->bytes, cap, desc, list, times * n, &params, work, work_len, &len, NULL) ||
-                    cst_side_parse(&d->side, d->bytes, len, desc, d->memory, memory_len)
+        r = cst_learn(d->bytes, cap, desc, list, times * n, &params, work, work_len, &d->len,
+                      NULL) ||
+                    cst_side_parse(&d->side, d->bytes, d->len, desc, d->memory, memory_len)
                 ? -EINVAL
                 : 0;
     }
@@ -75,6 +77,11 @@ static int make_matrices(struct cst_dense *d) {
         d->values[i] = 0;
     }
     return 0;
+}
+
+const uint8_t *cst_dense_bytes(const struct cst_dense *d, size_t *len) {
+    *len = d ? d->len : 0;
+    return d ? d->bytes : NULL;
 }
 
 int cst_dense_new(struct cst_dense **out, const struct cst_descriptor *desc, const uint8_t *blocks,

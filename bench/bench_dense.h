@@ -21,6 +21,9 @@ struct cst_dense *cst_dense_free(struct cst_dense *d);
 void cst_dense_encode_params(const struct cst_dense *d, struct cst_encode_params *p);
 void cst_dense_decode_params(const struct cst_dense *d, struct cst_decode_params *p);
 
+/* The side data as they are stored; none of NULL. */
+const uint8_t *cst_dense_bytes(const struct cst_dense *d, size_t *len);
+
 /* The products of `ops` blocks of block_tokens tokens. */
 struct cst_dense_probe {
     const struct cst_dense *dense;

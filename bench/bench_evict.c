@@ -13,6 +13,7 @@
  */
 #include "bench/bench.h"
 #include "bench/benches.h"
+#include "bench/callgrind.h"
 #include "bench/evict_sim.h"
 
 #include "base/macros.h"
@@ -61,29 +62,14 @@ static int flat_trace(struct cst_trace *out, uint32_t size) {
 /* Runs `cistern-bench evict --trace TRACE --size SIZE --policy POLICY` under callgrind. Negative:
  * it is not there, or said nothing. */
 static double count_instructions(const char *trace, uint32_t size, const char *policy) {
-    char self[PATH_MAX_LEN], command[3 * PATH_MAX_LEN], line[512];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    double collected = -1, victims = 0;
-    FILE *out;
+    char arguments[PATH_MAX_LEN + 256];
+    double collected, victims = 0;
 
-    if (n < 0 || strchr(trace, '\''))
+    if (strchr(trace, '\''))
         return -1;
-    self[n] = '\0';
-    (void)snprintf(command, sizeof(command),
-                   "valgrind --tool=callgrind --callgrind-out-file=/dev/null "
-                   "--collect-atstart=no --toggle-collect=cst_sim_evict_one '%s' evict "
-                   "--trace '%s' --size %ublocks --policy %s 2>&1",
-                   self, trace, size, policy);
-    out = popen(command, "re");
-    while (out && fgets(line, sizeof(line), out)) {
-        const char *at = strstr(line, "Collected : ");
-
-        if (at)
-            collected = strtod(at + strlen("Collected : "), NULL);
-        (void)sscanf(line, "victims %lf", &victims);
-    }
-    if (out)
-        (void)pclose(out);
+    (void)snprintf(arguments, sizeof(arguments), "evict --trace '%s' --size %ublocks --policy %s",
+                   trace, size, policy);
+    collected = cst_callgrind("cst_sim_evict_one", arguments, "victims ", &victims);
     return victims > 0 ? collected / victims : -1;
 }
 

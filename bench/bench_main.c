@@ -44,6 +44,8 @@ int main(int argc, char **argv) {
 
     if (argc > 3 && !strcmp(argv[1], "evict"))
         return cst_bench_evict_trace(argc - 2, argv + 2);
+    if (argc > 3 && !strcmp(argv[1], "codec") && !strcmp(argv[2], "--frame"))
+        return cst_bench_decode_frame(argc - 2, argv + 2);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help"))
             return usage(stdout);

@@ -15,5 +15,8 @@ int cst_bench_spill(void);
 int cst_bench_recover(void);
 int cst_bench_evict(void);
 
+/* codec with --frame FILE [--side FILE]: decodes it, silently. Returns an exit status. */
+int cst_bench_decode_frame(int argc, char **argv);
+
 /* evict with options: one trace at one size. Returns an exit status. */
 int cst_bench_evict_trace(int argc, char **argv);

@@ -15,7 +15,6 @@ static bool take_bits(struct cst_encode_params *out, const char *text) {
     if (text[n] && strcmp(text + n, "+qjl") != 0)
         return false;
     out->qjl = text[n];
-
     if ((n != 1 && !(n == 3 && text[1] == ',')) || text[0] < '1' || text[0] > '8' ||
         text[n - 1] < '1' || text[n - 1] > '8')
         return false;
