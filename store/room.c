@@ -79,6 +79,8 @@ static bool give_back_one(struct cst_store *store) {
 /* Is there another copy of the block that is as good as the one in this slab? Bytes that were
  * decoded from a lossy frame are not: encoded again they would lose twice. */
 static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) {
+    if (s->slab.packed && b->decode)
+        return false; /* which may still wait for a slot, and reads this copy then */
     if (cst_block_is_cold(b))
         return true;
     return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
