@@ -113,6 +113,7 @@ static bool may_put(const struct cst_call *call, const struct cst_handle *handle
 /* The session's upload, empty. NULL: answered. */
 static struct cst_upload *upload_new(struct cst_call *call, const Cistern__V1__SidedataPut *put,
                                      struct cst_handle *handle) {
+    struct cst_charge charge = CST_CHARGE_NULL;
     struct cst_session *s = call->session;
     struct cst_upload *u;
 
@@ -122,16 +123,17 @@ static struct cst_upload *upload_new(struct cst_call *call, const Cistern__V1__S
                  (unsigned long long)call->server->config.side_data);
         return NULL;
     }
+    if (cst_charge_take(&charge, &s->payer, CST_RES_STAGING, put->size)) {
+        cst_fail(call, CST_STATUS_QUOTA, "no staging memory is left for this user");
+        return NULL;
+    }
     u = cst_calloc(1, sizeof(*u) + put->size);
     if (!u) {
+        cst_charge_drop(&charge);
         cst_fail(call, CST_STATUS_NO_MEMORY, NULL);
         return NULL;
     }
-    if (cst_charge_take(&u->charge, &s->payer, CST_RES_STAGING, put->size)) {
-        cst_fail(call, CST_STATUS_QUOTA, "no staging memory is left for this user");
-        (void)cst_free(u);
-        return NULL;
-    }
+    u->charge = charge;
     u->session = s;
     u->handle = handle;
     u->kind = put->kind;

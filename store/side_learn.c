@@ -301,23 +301,27 @@ static uint32_t wanted(struct cst_space *space) {
                : 0;
 }
 
-static void kick(struct cst_space *space) {
+/* Whether it tried to begin. Making room for that may end other spaces, and empty this one. */
+static bool kick(struct cst_space *space) {
     uint32_t tokens;
     int r;
 
     if (space->store->learning || !can_learn(space))
-        return;
+        return false;
     if (!affordable(space, most_tokens(space)) || !cst_learn_bound(space->desc)) {
         space->cannot_learn = true;
-        return;
+        return false;
     }
     tokens = affordable(space, wanted(space));
     if (!tokens)
-        return;
+        return false;
+    (void)cst_space_ref(space);
     r = start(space, tokens);
     space->cannot_learn = r == CST_STORE_E_LIMIT;
     if (r)
         space->learn_after_ns = cst_store_now(space->store) + AGAIN_S * CST_NS_PER_S;
+    (void)cst_space_unref(space);
+    return true;
 }
 
 bool cst_learn_waits(const struct cst_space *space) {
@@ -328,10 +332,10 @@ bool cst_learn_waits(const struct cst_space *space) {
 }
 
 void cst_learn_slice(struct cst_store *store) {
-    struct cst_list *it, *tmp;
+    struct cst_list *it = store->spaces.next;
 
-    cst_list_for_each_safe (it, tmp, &store->spaces)
-        kick(cst_list_entry(it, struct cst_space, link));
+    while (it != &store->spaces && !kick(cst_list_entry(it, struct cst_space, link)))
+        it = it->next;
 }
 
 void cst_learn_stop(struct cst_store *store) {
