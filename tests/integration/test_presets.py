@@ -31,7 +31,7 @@ NOISE = os.urandom(CROWD_BLOCK)
 
 WITHOUT_SIDE_DATA = (
     "raw", "lossless", "int8", "int4", "kivi4", "kivi2", "turboquant:1", "turboquant:3", "turboquant:4,2",
-    "turboquant:8", "polar", "jolt:2", "flashjolt:3", "jolt+:3",
+    "turboquant:4+qjl", "turboquant:8", "polar", "jolt:2", "flashjolt:3", "jolt+:3",
 )  # fmt: skip
 # spaces with enough tokens: both documents share one; of the odd shapes the longest
 LEARNS = (1 if os.environ.get("CISTERN_DATA") else 0) + 1
