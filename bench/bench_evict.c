@@ -25,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { PATH_MAX_LEN = 4096, FLAT_EXTRA = 20000, TOKEN_BYTES = 131072, PEERS = 3 };
 
