@@ -483,9 +483,10 @@ void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
 
 uint64_t cst_cold_pinned_until(void *arg, void *owner) {
     const struct cst_block *b = owner;
-    uint64_t now = cst_store_now(b->space->store);
+    uint64_t now;
 
     if (!b->pinned_until || b->pinned_until == UINT64_MAX)
-        return b->pinned_until;
+        return b->pinned_until; /* without the time: asked of every record */
+    now = cst_store_now(b->space->store);
     return b->pinned_until <= now ? 0 : cst_cold_unix() + (b->pinned_until - now) / CST_NS_PER_S;
 }
