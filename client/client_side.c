@@ -56,10 +56,9 @@ static int32_t get_piece(struct get *get, const cistern_space *space, uint32_t v
         &(struct cst_request){ .type = CST_MSG_SIDEDATA_GET, .message = &message.base }, 0);
 }
 
-/* Entered with CST_NEED_LISTS. */
-static int32_t get_all(struct get *get, cistern_space *space, uint32_t version, uint8_t *data,
-                       size_t cap) {
-    const struct cst_staging *staging = space->client->map.staging;
+/* The connection may be lost during any call: the caller keeps the staging slab. */
+static int32_t get_into(struct get *get, cistern_space *space, const struct cst_staging *staging,
+                        uint32_t version, uint8_t *data, size_t cap) {
     Cistern__V1__ListRef into = CISTERN__V1__LIST_REF__INIT;
     uint64_t room = staging->size - staging->lists;
     int32_t status = get_piece(get, space, version, 0, NULL);
@@ -79,6 +78,18 @@ static int32_t get_all(struct get *get, cistern_space *space, uint32_t version, 
         memcpy(data + done, staging->data + into.offset, into.length);
         done += into.length;
     }
+    return status;
+}
+
+/* Entered with CST_NEED_LISTS. */
+static int32_t get_all(struct get *get, cistern_space *space, uint32_t version, uint8_t *data,
+                       size_t cap) {
+    struct cst_staging *staging = space->client->map.staging;
+    int32_t status;
+
+    cst_staging_ref(staging);
+    status = get_into(get, space, staging, version, data, cap);
+    cst_staging_unref(staging);
     return status;
 }
 
@@ -142,6 +153,7 @@ static int32_t put_reply(struct cst_call *call, const struct cst_packet *packet,
 static int32_t put_all(struct put *put, cistern_space *space, uint32_t kind, const uint8_t *data,
                        size_t size) {
     const struct cst_staging *staging = space->client->map.staging;
+    uint64_t room = staging->size - staging->lists;
     Cistern__V1__SidedataPut message = CISTERN__V1__SIDEDATA_PUT__INIT;
     Cistern__V1__ListRef ref;
     int32_t status = CISTERN_OK;
@@ -153,10 +165,11 @@ static int32_t put_all(struct put *put, cistern_space *space, uint32_t kind, con
     for (size_t done = 0; !status && done < size; done += ref.length) {
         size_t used = 0;
 
+        if (space->client->map.staging != staging) /* lost since the last piece */
+            return cst_client_fail(CISTERN_E_DISCONNECTED, "%s", space->client->conn.lost);
         put->call = (struct cst_call)CST_CALL_INIT(put_reply);
         message.offset = done;
-        cst_plan_lay(space->client, &ref, &used, data + done,
-                     CST_MIN(size - done, (size_t)(staging->size - staging->lists)));
+        cst_plan_lay(space->client, &ref, &used, data + done, CST_MIN(size - done, (size_t)room));
         status = cst_call_run(
             space->client, &put->call,
             &(struct cst_request){ .type = CST_MSG_SIDEDATA_PUT, .message = &message.base }, 0);
