@@ -14,6 +14,12 @@
 #include <assert.h>
 #include <errno.h>
 
+#ifdef __clang__
+#define NO_INLINE __attribute__((noinline))
+#else
+#define NO_INLINE __attribute__((noipa)) /* nor a clone under another name */
+#endif
+
 enum { POSITION = 16384 };
 
 struct node {
@@ -115,7 +121,7 @@ static void use(struct sim *s, size_t touch) {
 
 /* Makes room for one block; keep: the block that the next one hangs on. False: there is none.
  * Callgrind counts what happens in here: it stays a function, with this name. */
-static __attribute__((noipa)) bool cst_sim_evict_one(struct sim *s, const struct node *keep) {
+static NO_INLINE bool cst_sim_evict_one(struct sim *s, const struct node *keep) {
     struct node *n = s->chooser->choose(s), *parent;
 
     if (!n)
