@@ -54,8 +54,9 @@ struct cst_store {
     unsigned entered;
     uint64_t slabs_after_ns; /* making slabs failed: not again before */
     struct cst_scrub scrub;
-    struct cst_learning *learning;                 /* side_learn.c; NULL: none */
-    struct cst_cold *cold;                         /* cold.c; NULL: no disk tier */
+    struct cst_learning *learning; /* side_learn.c; NULL: none */
+    uint32_t learn_turn;           /* of the space that the next slice starts with */
+    struct cst_cold *cold;         /* cold.c; NULL: no disk tier */
     struct cst_encode_params presets[CST_CLASSES]; /* of lossy ones */
     bool preset_is_set[CST_CLASSES];               /* false: the best one */
 };
@@ -114,6 +115,7 @@ struct cst_space {
     bool cannot_learn;                    /* side_learn.c */
     uint32_t learn_tokens;                /* that the last version was learned from */
     uint64_t learn_after_ns, last_put_ns; /* not before; the last block that came */
+    struct cst_learn_count learn_count;
     struct cst_drift drift;
     struct cst_space_stats stats; /* *_bytes of copies are filled when asked for */
 };

@@ -15,6 +15,8 @@
  *   2. Only committed bytes are learned from, never what a lossy frame gave back; they are pinned.
  *   3. Who can't learn (nothing to learn in this layout, side data not allowed) never makes an
  *      encode wait.
+ *   4. A slice looks at BLOCKS_A_SLICE blocks: passes over a space's blocks, to count tokens and to
+ *      gather them, go on where the last slice ended. Nothing is counted again until more came.
  * Loop thread, but for the job, which touches the blocks' bytes, the new version and its workspace.
  */
 #include "store/side_learn.h"
@@ -34,15 +36,20 @@
 enum {
     ALIGN = 64,
     TOKENS_FEW = 512,      /* no version is learned from less */
-    BLOCKS_SCANNED = 4096, /* in one look */
-    DRIFT_FIRST = 16,      /* frames that say how a version does when it is new */
-    DRIFT_LEAST = 64,      /* frames before it is judged */
-    AGAIN_S = 60,          /* after one version, or a failure */
+    BLOCKS_SCANNED = 4096, /* in one pass */
+    BLOCKS_A_SLICE = 64,
+    DRIFT_FIRST = 16, /* frames that say how a version does when it is new */
+    DRIFT_LEAST = 64, /* frames before it is judged */
+    AGAIN_S = 60,     /* after one version, or a failure */
 };
 static const float drift_bytes = 1.2F, drift_error = 1.2F, drift_missed = .25F;
 
+/* First gathers its blocks, a slice at a time (no job yet, a reference to the space), then runs. */
 struct cst_learning {
     struct cst_job job;
+    bool gathering;
+    struct cst_learn_pass pass;
+    uint32_t tokens; /* at most */
     struct cst_space *space;
     struct cst_side_data *made, *before;
     uint8_t *work;
@@ -64,31 +71,68 @@ static uint32_t tokens_of(const struct cst_block *b) {
     return b->space->kind == CST_KIND_FLAT ? b->space->desc->block_tokens : b->n_tokens;
 }
 
-/* The oldest raw blocks with at most `most` tokens together, counted; with l: kept there. */
-static uint32_t gather(struct cst_space *space, uint32_t most, struct cst_learning *l) {
-    const struct cst_block *b = cst_trie_after(space, 0);
-    uint32_t tokens = 0;
-
-    for (unsigned i = 0; b && i < BLOCKS_SCANNED && tokens < most; i++) {
-        const struct cst_treap_node *next = cst_treap_next(&b->by_age);
-
-        if (is_raw(b)) {
-            if (l && l->n == l->room)
-                break;
-            if (l)
-                l->block[l->n++] = (struct cst_block *)(uintptr_t)b;
-            tokens += tokens_of(b);
-        }
-        b = next ? cst_container_of(next, struct cst_block, by_age) : NULL;
-    }
-    return tokens;
-}
-
 /* Most tokens whose blocks fit a quarter of the memory: they can't be evicted meanwhile. */
 static uint32_t most_tokens(const struct cst_space *space) {
     uint64_t blocks = space->store->options.memory / 4 / space->desc->block_bytes;
 
     return (uint32_t)CST_MIN(blocks * space->desc->block_tokens, (uint64_t)CST_LEARN_TOKENS_GOOD);
+}
+
+static void keep(struct cst_learning *l, struct cst_block *b) {
+    l->in[l->n] = (struct cst_learn_block){
+        .bytes = cst_slot_data(b->hot.slab, b->hot.slot),
+        .tokens = tokens_of(b),
+        .first_position = b->depth * l->space->desc->block_tokens,
+    };
+    l->block[l->n++] = b;
+    cst_copy_pin(&b->hot);
+    cst_block_settle(b, CST_EVICT_WARM);
+}
+
+/* Goes on over at most *left blocks, the oldest first, up to `most` tokens; with l: keeps the raw
+ * ones there. Whether the pass is over. */
+static bool go_on(struct cst_learn_pass *pass, struct cst_space *space, uint32_t most,
+                  struct cst_learning *l, unsigned *left) {
+    struct cst_block *b = cst_trie_after(space, pass->after);
+
+    while (b && pass->seen < BLOCKS_SCANNED && pass->tokens < most && !(l && l->n == l->room)) {
+        const struct cst_treap_node *next = cst_treap_next(&b->by_age);
+
+        if (!*left)
+            return false;
+        --*left;
+        pass->seen++;
+        pass->after = b->seq;
+        if (is_raw(b)) {
+            pass->tokens += tokens_of(b);
+            if (l)
+                keep(l, b);
+        }
+        b = next ? cst_container_of(next, struct cst_block, by_age) : NULL;
+    }
+    return true;
+}
+
+static bool is_counted(const struct cst_space *space) {
+    return space->learn_count.known && space->learn_count.of == space->stats.stored_blocks;
+}
+
+/* Tokens of raw blocks, as last counted, into space->learn_count.tokens; whether that is done. */
+static bool count(struct cst_space *space, unsigned *left) {
+    struct cst_learn_count *c = &space->learn_count;
+
+    if (is_counted(space))
+        return true;
+    if (!c->pass.seen) {
+        c->known = false;
+        c->of = space->stats.stored_blocks;
+    }
+    if (!go_on(&c->pass, space, most_tokens(space), NULL, left))
+        return false;
+    c->tokens = c->pass.tokens;
+    c->known = true;
+    c->pass = (struct cst_learn_pass){ 0 };
+    return true;
 }
 
 static bool can_learn(const struct cst_space *space) {
@@ -185,6 +229,8 @@ static void end(struct cst_learning *l) {
     (void)cst_free(l->work);
     (void)cst_free(l->block);
     (void)cst_free(l->in);
+    if (l->gathering)
+        (void)cst_space_unref(space);
     cst_free(l);
 }
 
@@ -207,30 +253,18 @@ static void learn_done(struct cst_job *job) {
     cst_store_leave(space);
 }
 
-static void pin(struct cst_learning *l) {
-    for (uint32_t i = 0; i < l->n; i++) {
-        struct cst_block *b = l->block[i];
-
-        l->in[i] = (struct cst_learn_block){
-            .bytes = cst_slot_data(b->hot.slab, b->hot.slot),
-            .tokens = tokens_of(b),
-            .first_position = b->depth * l->space->desc->block_tokens,
-        };
-        cst_copy_pin(&b->hot);
-        cst_block_settle(b, CST_EVICT_WARM);
-    }
-}
-
-/* A learning with its room, blocks not pinned yet. 0, a condition of the store or -ENOMEM. */
-static int begin(struct cst_learning **out, struct cst_space *space, uint32_t tokens) {
+/* A learning with its room: that may have been made at the cost of blocks, so they are gathered
+ * afterwards. 0, a condition of the store or -ENOMEM. */
+static int begin(struct cst_space *space, uint32_t tokens) {
     size_t bound = cst_learn_bound(space->desc);
     struct cst_learning *l = cst_calloc(1, sizeof(*l));
     int r;
 
     if (!l)
         return cst_err(-ENOMEM);
-    l->space = space;
-    l->version = space->last_side + 1;
+    l->space = cst_space_ref(space);
+    l->gathering = true;
+    l->tokens = tokens;
     l->room = tokens / CST_BLOCK_TOKENS_MIN + 1;
     space->store->learning = l;
     r = cst_side_new(&l->made, space, bound);
@@ -247,8 +281,6 @@ static int begin(struct cst_learning **out, struct cst_space *space, uint32_t to
         r = cst_err(-ENOMEM);
     if (r)
         end(l);
-    else
-        *out = l;
     return r;
 }
 
@@ -262,37 +294,48 @@ static uint32_t affordable(const struct cst_space *space, uint32_t tokens) {
     return tokens < CST_LEARN_TOKENS_MIN ? 0 : tokens;
 }
 
-/* Room may have been made at the cost of blocks: they are gathered afterwards. */
-static int start(struct cst_space *space, uint32_t tokens) {
-    struct cst_side_data *newest = cst_side_newest(space);
-    struct cst_learning *l = NULL;
-    int r = begin(&l, space, tokens);
+static void give_up(struct cst_learning *l) {
+    struct cst_space *space = l->space;
 
-    if (r)
-        return r;
-    if (gather(space, tokens, l) < CST_LEARN_TOKENS_MIN) {
-        l->n = 0;
-        end(l);
-        return CST_STORE_E_BUSY;
+    space->learn_after_ns = cst_store_now(space->store) + AGAIN_S * CST_NS_PER_S;
+    space->learn_count.known = false;
+    end(l);
+}
+
+/* Goes on gathering; when that is over, learns. */
+static void gather(struct cst_learning *l, unsigned *left) {
+    struct cst_space *space = l->space;
+    struct cst_side_data *newest = cst_side_newest(space);
+
+    if (!go_on(&l->pass, space, l->tokens, l, left))
+        return;
+    if (l->pass.tokens < CST_LEARN_TOKENS_MIN) {
+        give_up(l);
+        return;
     }
-    space->learn_tokens = tokens;
+    space->learn_tokens = l->tokens;
+    l->version = space->last_side + 1;
     l->before = newest ? cst_side_ref(newest) : NULL;
-    pin(l);
     l->job = (struct cst_job){ .run = learn_run, .done = learn_done };
     cst_store_submit(space, &l->job, CST_JOB_LONG);
-    return 0;
+    l->gathering = false;
+    (void)cst_space_unref(space); /* the job keeps it */
 }
 
 /* ---- when ---- */
 
-/* Tokens to learn from now; 0: not now. */
-static uint32_t wanted(struct cst_space *space) {
+static bool needs_more(const struct cst_space *space) {
     const struct cst_side_data *newest = cst_side_newest(space);
-    uint32_t most = most_tokens(space), few = CST_MIN(most, (uint32_t)TOKENS_FEW), tokens;
 
-    if (newest && !has_drifted(space) && newest->side.tokens >= most / 2)
-        return 0;
-    tokens = gather(space, most, NULL);
+    return !newest || has_drifted(space) || newest->side.tokens < most_tokens(space) / 2;
+}
+
+/* Tokens to learn from now; 0: not now. */
+static uint32_t wanted(const struct cst_space *space) {
+    const struct cst_side_data *newest = cst_side_newest(space);
+    uint32_t most = most_tokens(space), few = CST_MIN(most, (uint32_t)TOKENS_FEW);
+    uint32_t tokens = space->learn_count.tokens;
+
     if (newest && !has_drifted(space)) /* never twice from the same */
         return tokens >= most && tokens / 2 >= space->learn_tokens ? tokens : 0;
     return tokens >= most ||
@@ -302,24 +345,28 @@ static uint32_t wanted(struct cst_space *space) {
 }
 
 /* Whether it tried to begin. Making room for that may end other spaces, and empty this one. */
-static bool kick(struct cst_space *space) {
+static bool kick(struct cst_space *space, unsigned *left) {
     uint32_t tokens;
     int r;
 
-    if (space->store->learning || !can_learn(space))
+    if (!can_learn(space) || !needs_more(space))
         return false;
     if (!affordable(space, most_tokens(space)) || !cst_learn_bound(space->desc)) {
         space->cannot_learn = true;
         return false;
     }
+    if (!count(space, left) || space->store->learning)
+        return false;
     tokens = affordable(space, wanted(space));
     if (!tokens)
         return false;
     (void)cst_space_ref(space);
-    r = start(space, tokens);
+    r = begin(space, tokens);
     space->cannot_learn = r == CST_STORE_E_LIMIT;
     if (r)
         space->learn_after_ns = cst_store_now(space->store) + AGAIN_S * CST_NS_PER_S;
+    else
+        gather(space->store->learning, left);
     (void)cst_space_unref(space);
     return true;
 }
@@ -328,17 +375,35 @@ bool cst_learn_waits(const struct cst_space *space) {
     const struct cst_learning *l = space->store->learning;
 
     return can_learn(space) && !cst_side_newest(space) && !is_short(space->store) &&
-           (!is_quiet(space) || (l && l->space == space));
+           (!is_quiet(space) || !is_counted(space) || (l && l->space == space));
 }
 
 void cst_learn_slice(struct cst_store *store) {
-    struct cst_list *it = store->spaces.next;
+    unsigned left = BLOCKS_A_SLICE;
+    uint32_t i = 0;
 
-    while (it != &store->spaces && !kick(cst_list_entry(it, struct cst_space, link)))
-        it = it->next;
+    if (store->learning && store->learning->gathering) {
+        gather(store->learning, &left);
+        return;
+    }
+    for (struct cst_list *it = store->spaces.next; it != &store->spaces; it = it->next, i++) {
+        if (i < store->learn_turn)
+            continue;
+        if (!left) {
+            store->learn_turn = i;
+            return;
+        }
+        if (kick(cst_list_entry(it, struct cst_space, link), &left))
+            break;
+    }
+    store->learn_turn = 0;
 }
 
 void cst_learn_stop(struct cst_store *store) {
-    if (store->learning)
+    if (!store->learning)
+        return;
+    if (store->learning->gathering)
+        give_up(store->learning);
+    else
         atomic_store(&store->learning->stop, true);
 }

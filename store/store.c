@@ -191,7 +191,7 @@ struct cst_store *cst_store_free(struct cst_store *store) {
 
     if (!store)
         return NULL;
-    assert(!store->jobs && !store->leases && !store->reserved);
+    assert(!store->jobs && !store->leases && !store->reserved && !store->learning);
     if (store->cold)
         store->cold->closing = true; /* its records stay */
     cst_list_for_each_safe (it, tmp, &store->spaces)

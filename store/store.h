@@ -104,7 +104,7 @@ int cst_store_new(struct cst_store **out, const struct cst_store_options *option
 /* Open jobs; free() must wait for 0: run the loop, or end with cst_store_busy() == 0. */
 size_t cst_store_jobs(const struct cst_store *store);
 
-/* Long jobs end soon: call before waiting for the last ones. */
+/* Long jobs end soon, and none is prepared any more: call before waiting for the last ones. */
 void cst_store_stop(struct cst_store *store);
 
 /* All fetches released, all puts ended, no jobs. NULL ok, returns NULL. */

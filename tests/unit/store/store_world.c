@@ -90,6 +90,7 @@ void world_settle(struct world *w) {
 void world_free(struct world *w) {
     size_t slabs = world_slabs;
 
+    cst_store_stop(w->store);
     world_settle(w);
     assert_null(cst_store_free(w->store));
     assert_true(world_slabs <= slabs);

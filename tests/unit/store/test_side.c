@@ -5,6 +5,8 @@
  */
 #include "tests/lib/check.h"
 
+#include "codec/learn.h"
+#include "store/choice.h"
 #include "store/prefix_trie.h"
 #include "tests/unit/store/store_world.h"
 
@@ -12,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCKS = 72, FEW = 20 };
+enum { BLOCKS = 72, FEW = 20, SLICES = 4 };
 
 static const uint8_t root[32] = { 9 };
 
@@ -39,8 +41,17 @@ static void store(struct setup *x, uint32_t first, size_t n) {
     world_store_chain(x->w, x->s, root, first, n, x->keys + 32UL * first);
 }
 
+/* Blocks are looked at a few a slice. */
+static void tick(struct world *w, unsigned n) {
+    for (unsigned i = 0; i < n; i++) {
+        cst_store_tick(w->store);
+        world_settle(w);
+    }
+}
+
 static void wait_s(struct setup *x, uint64_t s) {
     x->w->clock.ns += s * CST_NS_PER_S;
+    tick(x->w, SLICES);
     world_pack(x->w);
 }
 
@@ -79,6 +90,58 @@ static void encoding_waits_for_what_is_learned(void **state) {
         cst_fetch_release(&f.fetch);
     }
     teardown(&x);
+}
+
+/* What the store learns by slices is what the oldest blocks give at once. */
+static void slices_learn_from_the_oldest_blocks(void **state) {
+    struct setup x = setup(&waiting, CST_CLASS_SMALL_LOSS);
+    struct cst_learn_params params = { .version = 1, .step = cst_class_step(CST_CLASS_SMALL_LOSS) };
+    struct cst_learn_block in[BLOCKS];
+    uint32_t tokens = BLOCKS * WORLD_TOKENS;
+    size_t cap = cst_learn_bound(x.s->desc), work_len, len;
+    uint8_t *bytes = malloc(cap);
+    struct cst_side_info info;
+    void *work = NULL;
+
+    store(&x, 0, BLOCKS);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        const struct cst_block *b = cst_trie_find(x.s, x.keys + 32 * i);
+
+        in[i] = (struct cst_learn_block){ cst_slot_data(b->hot.slab, b->hot.slot), WORLD_TOKENS,
+                                          i * WORLD_TOKENS };
+    }
+    work_len = cst_learn_work_size(x.s->desc, tokens);
+    assert_int_equal(posix_memalign(&work, 64, work_len), 0);
+    assert_int_equal(
+        cst_learn(bytes, cap, x.s->desc, in, BLOCKS, &params, work, work_len, &len, NULL), 0);
+    x.w->clock.ns += 11 * CST_NS_PER_S;
+    tick(x.w, 1);
+    assert_int_equal(n_sides(x.s), 0); /* more blocks than a slice looks at */
+    assert_int_equal(x.s->stats.encodes, 0);
+    wait_s(&x, 0);
+    assert_int_equal(x.s->stats.encodes, BLOCKS);
+    assert_non_null(cst_space_side_bytes(x.s, 0, &info));
+    assert_int_equal(info.size, len);
+    assert_memory_equal(cst_space_side_bytes(x.s, 0, &info), bytes, len);
+    free(bytes);
+    free(work);
+    teardown(&x);
+}
+
+/* Between two slices: they are erased; everything ends. */
+static void blocks_may_go_while_they_are_gathered(void **state) {
+    for (unsigned ticks = 1; ticks < SLICES; ticks++) {
+        struct setup x = setup(&waiting, CST_CLASS_SMALL_LOSS);
+
+        store(&x, 0, BLOCKS);
+        x.w->clock.ns += 11 * CST_NS_PER_S;
+        for (unsigned i = 0; i < ticks; i++)
+            cst_store_tick(x.w->store);
+        (void)cst_space_clear(x.s);
+        if (ticks % 2)
+            wait_s(&x, 1);
+        teardown(&x);
+    }
 }
 
 /* Too few blocks to learn from: after the wait they are encoded with a preset that needs nothing.
@@ -124,9 +187,10 @@ static void learning_does_not_wait_for_a_pause(void **state) {
     for (uint32_t i = 0; i < 511; i++)
         store_loose(&x, x.s, i);
     assert_int_equal(x.s->stats.encodes, 0);
-    store_loose(&x, x.s, 511);
-    store_loose(&x, x.s, 512);
+    for (uint32_t i = 511; n_sides(x.s) == 0 && i < 511 + 3 * 512 / 64; i++)
+        store_loose(&x, x.s, i);
     assert_int_equal(n_sides(x.s), 1);
+    store_loose(&x, x.s, 4096);
     assert_true(x.s->stats.encodes > 0);
     teardown(&x);
 }
@@ -233,7 +297,7 @@ static struct setup learned(void) {
     struct setup x = setup(&(struct world_options){ .seed = 2 }, CST_CLASS_SMALL_LOSS);
 
     store(&x, 0, BLOCKS);
-    world_pack(x.w);
+    wait_s(&x, 0);
     assert_int_equal(n_sides(x.s), 1);
     assert_int_equal(x.s->stats.encodes, BLOCKS);
     return x;
@@ -325,6 +389,8 @@ static void weights_need_tables(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(encoding_waits_for_what_is_learned),
+        cmocka_unit_test(slices_learn_from_the_oldest_blocks),
+        cmocka_unit_test(blocks_may_go_while_they_are_gathered),
         cmocka_unit_test(a_short_prompt_is_encoded_without),
         cmocka_unit_test(exact_spaces_never_wait),
         cmocka_unit_test(learning_does_not_wait_for_a_pause),
