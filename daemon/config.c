@@ -134,6 +134,9 @@ const struct cst_config_row cst_config_rows[] = {
         "until the next start."),
     BYTES(disk_buffers, 8 * MIB, TIB, "32MiB", "Memory for what is on its way to and from the "
         "disk, part of memory."),
+    BYTES(disk_prefetch, 0, TIB, "0", "A Lookup begins to read what it finds on disk, so that the "
+        "fetch that follows finds it in memory: at most so many bytes at a time, behind all "
+        "fetches, and only into memory that nothing else uses. 0: a Lookup reads nothing."),
     UIDS(public_writers, "", true, "Uids that may fill the public namespace. Empty: there is no "
         "public namespace."),
     { NULL, 0, 0, 0, 0, NULL, 0, NULL, NULL },

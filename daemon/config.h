@@ -52,7 +52,7 @@ struct cst_config {
     struct cst_uids side_data_uids;
     char directory[256], key_file[256];
     uint64_t disk, segment, crypt, io, disk_direct, disk_min_hits, disk_write_rate;
-    uint64_t disk_per_namespace, disk_errors, disk_buffers;
+    uint64_t disk_per_namespace, disk_errors, disk_buffers, disk_prefetch;
     char preset_near_lossless[32], preset_small_loss[32], preset_cold[32];
     struct cst_uids admin_uids, public_writers;
     size_t n_rules;

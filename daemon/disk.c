@@ -110,6 +110,7 @@ static int open_store(struct cst_server *server) {
                  .runtime = places.list },
         .aio = server->disk.aio,
         .read_bytes = c->disk_buffers / 2,
+        .ahead_bytes = c->disk_prefetch,
         .note = note,
     };
     int r;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lookup, LookupEach, Explain: what is stored. Nothing here changes anything but counters. */
+/* Lookup, LookupEach, Explain: what is stored. Nothing here changes anything but counters; a
+ * Lookup may bring blocks from disk to memory (disk_prefetch). */
 #include "daemon/call.h"
 
 #include "proto/record.h"
@@ -69,6 +70,9 @@ void cst_req_lookup(struct cst_call *call, const ProtobufCMessage *message) {
     cst_space_lookup(handle->space, keys.key, keys.n,
                      lookup->parent.len ? lookup->parent.data : handle->root, tail.id,
                      (uint32_t)tail.n, lookup->brief ? NULL : call->server->scratch.tiers, &found);
+    cst_space_prefetch(handle->space, keys.key, found.present);
+    if (found.partial_tokens)
+        cst_space_prefetch(handle->space, found.partial_key, 1);
     reply_lookup(call, &found, lookup->brief);
 }
 

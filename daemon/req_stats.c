@@ -61,6 +61,8 @@ void cst_req_stats(struct cst_call *call, const ProtobufCMessage *message) {
     COPY(spilled_bytes);
     COPY(cold_reads);
     COPY(recovered_blocks);
+    COPY(prefetched_blocks);
+    COPY(prefetch_used);
 #undef COPY
     cst_reply(call, &reply.base);
 }

@@ -221,6 +221,7 @@ static void copy_clear(struct cst_copy *copy, struct cst_block *b) {
     cst_slab_give(copy->slab, copy->slot);
     *copy = (struct cst_copy){ .slab = NULL };
     b->space->in_memory -= !cst_block_in_memory(b);
+    b->prefetched &= cst_block_in_memory(b);
 }
 
 void cst_block_drop_hot(struct cst_block *b) {

@@ -44,6 +44,7 @@ struct cst_block {
     bool recoded;    /* its frame was tried to be made smaller */
     bool has_surprisals;
     bool counted_warm;   /* in parent->n_warm: not at rest */
+    bool prefetched;     /* in memory because of a Lookup, not fetched since */
     bool unspillable;    /* too big for the disk tier */
     uint8_t preset;      /* of the packed copy */
     uint8_t filed;       /* enum cst_filed */

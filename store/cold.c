@@ -122,32 +122,47 @@ static void give_buffer(struct cst_cold *c, struct cst_cold_read *r) {
 
 static void read_done(struct cst_seg_read *read, int status);
 
+/* It has its buffer. */
+static void begin_read(struct cst_cold *c, struct cst_cold_read *r) {
+    c->held++;
+    cst_list_unlink(&r->link);
+    r->read = (struct cst_seg_read){
+        .done = read_done, .ref = r->block->cold, .key = r->block->key, .buffer = r->buffer
+    };
+    cst_seg_read(c->seg, &r->read);
+}
+
 static void serve_reads(struct cst_cold *c) {
+    struct cst_cold_read *r;
     struct cst_list *it;
 
     while ((it = cst_list_first(&c->wait_reads))) {
-        struct cst_cold_read *r = cst_list_entry(it, struct cst_cold_read, link);
-
+        r = cst_list_entry(it, struct cst_cold_read, link);
         if (!take_buffer(c, r))
             return; /* with nothing held and no heap: the next read or slice tries again */
-        c->held++;
-        cst_list_unlink(it);
-        r->read = (struct cst_seg_read){
-            .done = read_done, .ref = r->block->cold, .key = r->block->key, .buffer = r->buffer
-        };
-        cst_seg_read(c->seg, &r->read);
+        begin_read(c, r);
     }
+    while ((r = cst_cold_ahead_next(c)) && (r->buffer = arena_take(c, r->bytes))) {
+        cst_cold_ahead_begun(r);
+        begin_read(c, r);
+    }
+}
+
+void cst_cold_queue(struct cst_cold_read *r) {
+    cst_list_append(r->ahead ? &r->cold->wait_ahead : &r->cold->wait_reads, &r->link);
+    serve_reads(r->cold);
 }
 
 void cst_cold_read_end(struct cst_cold_read *r) {
     struct cst_cold *c = r->cold;
 
+    cst_cold_ahead_end(r);
     give_buffer(c, r);
     cst_free(r);
     serve_reads(c);
 }
 
-int cst_cold_fetch(struct cst_block *b) {
+static int read_start(struct cst_block *b, bool ahead) {
     struct cst_cold *c = b->space->store->cold;
     uint64_t bytes = cst_block_is_cold(b) ? cst_seg_read_bytes(c->seg, b->cold) : 0;
     struct cst_cold_read *r;
@@ -162,14 +177,27 @@ int cst_cold_fetch(struct cst_block *b) {
     r->block = b;
     r->bytes = bytes;
     r->started_ns = cst_store_now(b->space->store);
+    r->ahead = ahead;
+    c->ahead_bytes += ahead ? bytes : 0;
     b->read = r;
     begin(b->space);
-    cst_list_append(&c->wait_reads, &r->link);
-    serve_reads(c);
+    cst_list_init(&r->link);
+    cst_cold_queue(r);
     return 0;
 }
 
-static void fail_waiters(struct cst_block *b, int status) {
+int cst_cold_fetch(struct cst_block *b) {
+    return read_start(b, false);
+}
+
+bool cst_cold_ahead(struct cst_block *b) {
+    if (read_start(b, true))
+        return false;
+    cst_block_settle(b, CST_EVICT_COLD);
+    return true;
+}
+
+void cst_cold_fail_waiters(struct cst_block *b, int status) {
     struct cst_list *it;
 
     while ((it = cst_list_first(&b->waiters)))
@@ -184,11 +212,15 @@ static bool arrived(struct cst_block *b, struct cst_cold_read *r) {
 
     space->stats.cold_reads++;
     space->read_ns = space->read_ns ? (7 * space->read_ns + ns) / 8 : ns;
-    if (cst_list_is_empty(&b->waiters)) /* nobody wants it any more */
-        return false;
+    if (cst_list_is_empty(&b->waiters)) { /* nobody wants it yet, or any more */
+        if (r->ahead)
+            cst_cold_keep(b, r);
+        return r->ahead;
+    }
+    space->stats.prefetch_used += r->ahead;
     status = cst_decode_start_cold(b, r, r->read.payload, r->read.payload_bytes);
     if (status)
-        fail_waiters(b, status);
+        cst_cold_fail_waiters(b, status);
     return !status;
 }
 
@@ -207,7 +239,7 @@ static void read_done(struct cst_seg_read *read, int status) {
     } else {
         b->holds++; /* it stays over the search for room below */
         if (status)
-            fail_waiters(b, CST_STORE_E_CORRUPT);
+            cst_cold_fail_waiters(b, CST_STORE_E_CORRUPT);
         else
             in_use = arrived(b, r);
         b->holds--;

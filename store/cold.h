@@ -14,6 +14,9 @@ struct cst_cold {
     size_t n_units, held;
     bool registered;
     struct cst_list wait_reads; /* for a buffer */
+    struct cst_list wait_ahead; /* the same, behind them: for Lookups */
+    size_t ahead_units;         /* of the arena, that those have */
+    uint64_t ahead_bytes, ahead_max;
     bool recovering, closing;
     bool drain_over;               /* the engine takes no more */
     uint64_t drain_start;          /* blocks not on disk when the drain began */
@@ -32,6 +35,12 @@ struct cst_cold_read {
     uint8_t *buffer;
     void *heap;
     uint64_t bytes, started_ns;
+    bool ahead; /* for a Lookup: read before anybody asks */
+    /* then, while it goes into its slot */
+    uint8_t preset;
+    struct cst_job job;
+    struct cst_slab_slots *slab;
+    uint32_t slot, crc;
 };
 
 struct cst_cold_spill {
@@ -41,6 +50,22 @@ struct cst_cold_spill {
     uint8_t *frame;        /* heap, owned */
     uint8_t parent[CST_KEY_SIZE];
 };
+
+/* The read begins, when its turn is; by r->ahead: before or behind what Lookups want. */
+void cst_cold_queue(struct cst_cold_read *r);
+void cst_cold_fail_waiters(struct cst_block *b, int status);
+/* A cold block is read before anybody asks for it. False: not now. */
+bool cst_cold_ahead(struct cst_block *b);
+
+/* ---- cold_ahead.c ---- */
+
+/* The next one to begin; NULL: none, or there are enough. */
+struct cst_cold_read *cst_cold_ahead_next(const struct cst_cold *c);
+void cst_cold_ahead_begun(struct cst_cold_read *r);
+/* It is over, or a read like others from now on. */
+void cst_cold_ahead_end(struct cst_cold_read *r);
+/* It has arrived and nobody waits: it is for a slot, served by cst_room_serve(). */
+void cst_cold_keep(struct cst_block *b, struct cst_cold_read *r);
 
 uint64_t cst_cold_unix(void); /* seconds since 1970 */
 

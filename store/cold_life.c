@@ -269,6 +269,8 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
     c->note_arg = options->note_arg;
     c->recovering = true;
     cst_list_init(&c->wait_reads);
+    cst_list_init(&c->wait_ahead);
+    c->ahead_max = options->ahead_bytes;
     r = make_arena(c, CST_MAX(options->read_bytes, 2 * CST_COLD_UNIT));
     if (!r)
         r = cst_seg_open(&c->seg, &options->seg, &env, message, cap);

@@ -96,6 +96,7 @@ struct cst_space {
     struct cst_list hot_free; /* slabs with free slots */
     struct cst_list packed_free[CST_PACKED_CLASSES];
     struct cst_list wait_decodes, wait_puts, wait_encodes; /* for a slot */
+    struct cst_list wait_keeps;                            /* the same: cold_ahead.c */
     bool making_hot, making_packed;
     size_t encodes;
     uint64_t work_bytes;       /* workspace of the largest preset that its frames may have */
@@ -215,6 +216,7 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
 /* Evicts nothing. */
 int cst_room_packed_free(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
                          uint32_t *slot);
+int cst_room_hot_free(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot);
 /* Is there memory for so many bytes, without taking any from others? */
 bool cst_room_has(const struct cst_store *store, uint64_t bytes);
 /* Is it worth encoding a block now? */
@@ -269,6 +271,10 @@ enum { CST_PRESET_NONE = 255 }; /* of a record that holds a block's own bytes, n
 /* Reads the block from disk for its waiters. 0 or a condition of fetches. */
 int cst_cold_fetch(struct cst_block *b);
 void cst_cold_read_end(struct cst_cold_read *read);
+/* A fetch joins the read of its block. 0 or -ENOMEM. */
+int cst_cold_hurry(struct cst_block *b);
+/* Gives slots to what was read ahead. */
+void cst_cold_keep_serve(struct cst_space *space);
 /* The block leaves the trie, or what is on disk is not its bytes: the record goes. */
 void cst_cold_drop(struct cst_block *b, bool destroy);
 /* Is the block on its way to disk, or can that begin now, or when another write of the space has

@@ -40,6 +40,8 @@ void cst_fetch_lease(struct cst_fetch *fetch, struct cst_block *b, bool packed) 
     s->served_blocks++;
     s->served_bytes += fetch->loc.length;
     s->served_tokens += fetch->loc.tokens;
+    s->prefetch_used += b->prefetched;
+    b->prefetched = false;
     b->hits += b->hits < UINT16_MAX;
     cst_block_use(b);
     cst_block_settle(b, CST_EVICT_USED);
@@ -54,7 +56,9 @@ static int wait_for(struct cst_fetch *fetch, struct cst_block *b) {
     cst_block_settle(b, CST_EVICT_WARM);
     if (b->decode || b->read)
         b->space->stats.merged_fetches++;
-    else
+    if (b->read)
+        r = cst_cold_hurry(b);
+    else if (!b->decode)
         r = b->packed.slab ? cst_decode_start(b) : cst_cold_fetch(b);
     if (!r)
         return CST_STORE_E_PENDING;

@@ -335,6 +335,14 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
     return 0;
 }
 
+int cst_room_hot_free(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot) {
+    if (take_free(&space->hot_free, slab, slot))
+        return 0;
+    if (space->making_hot || grow(space, false, 0, cst_space_slot_bytes(space)))
+        return CST_ROOM_WAIT;
+    return CST_ROOM_FULL;
+}
+
 /* Packing ahead of need is not worth a block of anybody: only when the space's hot slots are used
  * up do others go for it. */
 static bool is_pressed(const struct cst_space *space) {
@@ -410,6 +418,7 @@ void cst_room_serve(struct cst_space *space) {
         else if (r == CST_ROOM_FULL)
             cst_put_finish(put, CST_STORE_E_BUSY);
     }
+    cst_cold_keep_serve(space);
 }
 
 static void give_back(struct cst_list *slabs) {

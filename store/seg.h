@@ -292,6 +292,8 @@ struct cst_seg_stats {
     uint32_t recover_done, recover_total; /* segments */
     bool recovered_clean;                 /* the last run had stopped cleanly */
 };
+/* No reads, no stores any more. */
+bool cst_seg_is_off(const struct cst_seg *seg);
 void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out);
 
 struct cst_seg_account {

@@ -549,6 +549,10 @@ void cst_seg_set_owner(struct cst_seg *seg, struct cst_seg_ref ref, void *owner)
         slot->owner = owner;
 }
 
+bool cst_seg_is_off(const struct cst_seg *seg) {
+    return seg->off;
+}
+
 void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out) {
     *out = seg->stats;
     out->off = seg->off;

@@ -156,6 +156,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     cst_list_init(&s->wait_decodes);
     cst_list_init(&s->wait_puts);
     cst_list_init(&s->wait_encodes);
+    cst_list_init(&s->wait_keeps);
     cst_list_init(&s->sides);
     cst_list_append(&ns->store->spaces, &s->link);
     ns->n_spaces++;
@@ -221,6 +222,8 @@ static void add_counters(struct cst_space_stats *to, const struct cst_space_stat
     to->spilled_blocks += from->spilled_blocks;
     to->spilled_bytes += from->spilled_bytes;
     to->cold_reads += from->cold_reads;
+    to->prefetched_blocks += from->prefetched_blocks;
+    to->prefetch_used += from->prefetch_used;
     to->cooled_blocks += from->cooled_blocks;
     to->recovered_blocks += from->recovered_blocks;
     to->merged_fetches += from->merged_fetches;

@@ -10,6 +10,7 @@
  *   choice.c       presets of a class            side_*.c  tables that frames refer to
  *   space.c        namespaces, spaces, accounts  care.c    pins, erasing, ages
  *   lookup.c, explain.c          questions without side effects
+ *   cold.c, cold_life.c, cold_ahead.c  the way to disk and back; what Lookups begin to read
  *
  * Invariants of the whole (each file has its own)
  *   1. What store.h promises holds whenever control leaves the store.

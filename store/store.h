@@ -128,7 +128,8 @@ struct cst_disk_options {
     struct cst_aio
         *aio; /* the caller's, outlives the store. It kicks it at the end of each turn and
                  reaps it when it is ready; neither inside of the store's callbacks */
-    uint64_t read_bytes;                           /* buffers of reads */
+    uint64_t read_bytes;  /* buffers of reads */
+    uint64_t ahead_bytes; /* under way for cst_space_prefetch() at a time; 0: it does nothing */
     void (*note)(void *arg, const char *sentence); /* for the operator */
     void *note_arg;
 };
@@ -196,6 +197,11 @@ struct cst_lookup {
 void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, const uint8_t *parent,
                       const uint32_t *tail, uint32_t tail_len, uint8_t *tiers,
                       struct cst_lookup *out);
+
+/* Begins to read from disk those of n blocks of a chain that are only there, in order, so that the
+ * fetch that follows finds them in memory: as many as may be under way, behind all fetches, and
+ * only into memory that nobody uses. Ends before the first key that isn't present. */
+void cst_space_prefetch(struct cst_space *space, const uint8_t *keys, size_t n);
 
 /* Whether a block is stored and visible. No counter moves. */
 bool cst_space_has(const struct cst_space *space, const uint8_t key[32]);
@@ -378,6 +384,7 @@ struct cst_space_stats {
     /* on disk; read from there; whose memory was taken since they are on disk */
     uint64_t cold_blocks, cold_bytes, spilled_blocks, spilled_bytes, cold_reads, cooled_blocks;
     uint64_t recovered_blocks;
+    uint64_t prefetched_blocks, prefetch_used; /* read for a Lookup; fetched then */
     uint64_t fallbacks; /* encodes whose wanted preset missed the class's bound */
     uint64_t recodes;   /* frames made smaller while cold */
     uint64_t side_bytes, sides_learned;

@@ -87,6 +87,8 @@ static const struct cst_field stats_fields[] = {
     { "written to disk", "spilled_blocks", CST_FORMAT_COUNT },
     { "bytes written", "spilled_bytes", CST_FORMAT_BYTES },
     { "read from disk", "cold_reads", CST_FORMAT_COUNT },
+    { "read for lookups", "prefetched_blocks", CST_FORMAT_COUNT },
+    { "and asked for", "prefetch_used", CST_FORMAT_COUNT },
     { "found on disk", "recovered_blocks", CST_FORMAT_COUNT },
     { "merged fetches", "merged_fetches", CST_FORMAT_COUNT },
     { "refused as busy", "busy", CST_FORMAT_COUNT },
