@@ -44,6 +44,7 @@ struct cst_seg_segment {
     enum cst_seg_state state;
     bool retired;              /* a write failed in it */
     bool unsynced;             /* written since the last sync */
+    bool begun;                /* the header of this fill is on disk */
     bool allocated;            /* has all its blocks */
     bool chosen;               /* a victim */
     bool forget;               /* its bytes are given back when it is empty: a purge */
@@ -110,6 +111,7 @@ struct cst_seg_part {
 
 enum cst_write_state {
     CST_WRITE_SEALING,
+    CST_WRITE_SEALED, /* waits for the segment's header */
     CST_WRITE_PAYLOAD,
     CST_WRITE_READY,
     CST_WRITE_HEAD,

@@ -391,6 +391,7 @@ int cst_segment_set_key(struct cst_seg_segment *s) {
 static void begin(struct cst_seg_segment *s, struct cst_seg_ns *ns) {
     s->state = CST_SEG_OPEN;
     s->unsynced = true;
+    s->begun = false;
     s->ns = ns;
     ns->n_segments++;
     ns->open = s;

@@ -2,17 +2,19 @@
 /*
  * Owns records on their way to the disk.
  *
- *   sealing (a job, small ones at once) -> payload (what follows the head's chunks is written)
- *     -> ready (waits for its turn) -> head (its first chunks are written) -> the record exists
+ *   sealing (a job, small ones at once) -> sealed (until the segment's header is on disk)
+ *     -> payload (what follows the head's chunks is written) -> ready (waits for its turn)
+ *     -> head (its first chunks are written) -> the record exists
  *
- * Invariants: 1. a head is written when the payload's write has ended well; 2. writes of heads of a
- * namespace begin in the order of stores, a few at a time, and a record exists when its head and
- * all before it are on disk: after a kill there is no gap before a record that a user was told of;
- * heads that lie side by side, of records that are nothing but a head, go in one write; 3. a record
- * that came to nothing before its head was written leaves a void in its place; 4. when a write
- * fails, all records behind it in the segment fail, too; 5. a user is told once, never from within
- * its call. Loop thread, but for the job, which touches the write's buffer, its seal and the user's
- * payload.
+ * Invariants: 1. nothing of a fill is written before the segment's header: after a kill no older
+ * index speaks of records that are no longer there; a head is written when the payload's write has
+ * ended well; 2. writes of heads of a namespace begin in the order of stores, a few at a time, and
+ * a record exists when its head and all before it are on disk: after a kill there is no gap before
+ * a record that a user was told of; heads that lie side by side, of records that are nothing but a
+ * head, go in one write; 3. a record that came to nothing before its head was written leaves a void
+ * in its place; 4. when a write fails, all records behind it in the segment fail, too; 5. a user is
+ * told once, never from within its call. Loop thread, but for the job, which touches the write's
+ * buffer, its seal and the user's payload.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -102,6 +104,12 @@ static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op
     cst_aio_submit(w->segment->seg->env.aio, &w->op);
 }
 
+static void write_payload(struct cst_seg_write *w) {
+    w->busy = true;
+    w->state = CST_WRITE_PAYLOAD;
+    write_op(w, payload_written, w->head_chunks, cst_chunk_offset(w->n_chunks - w->head_chunks));
+}
+
 static void sealed(struct cst_seg_write *w) {
     w->busy = false;
     w->state = CST_WRITE_READY;
@@ -109,12 +117,10 @@ static void sealed(struct cst_seg_write *w) {
         return;
     if (w->status)
         make_void(w);
-    else if (w->n_chunks > w->head_chunks) {
-        w->busy = true;
-        w->state = CST_WRITE_PAYLOAD;
-        write_op(w, payload_written, w->head_chunks,
-                 cst_chunk_offset(w->n_chunks - w->head_chunks));
-    }
+    else if (w->n_chunks > w->head_chunks && w->segment->begun)
+        write_payload(w);
+    else if (w->n_chunks > w->head_chunks)
+        w->state = CST_WRITE_SEALED;
 }
 
 static void seal_done(struct cst_job *job) {
@@ -262,7 +268,7 @@ static struct cst_seg_write *next_head(struct cst_seg_ns *ns) {
         if (w->failed || w->state < CST_WRITE_READY)
             return NULL;
         if (w->state == CST_WRITE_READY)
-            return w;
+            return w->segment->begun ? w : NULL;
     }
     return NULL;
 }
@@ -384,6 +390,26 @@ static void start(struct cst_seg_write *w) {
     s->seg->env.jobs->submit(s->seg->env.jobs, &w->job, CST_JOB_BACKGROUND);
 }
 
+static void header_written(struct cst_aio_op *op, int res) {
+    struct cst_seg_write *header = cst_container_of(op, struct cst_seg_write, op);
+    struct cst_seg_segment *s = header->segment;
+    struct cst_list *it;
+
+    header->busy = false;
+    header->state = CST_WRITE_DONE;
+    s->begun = !res;
+    if (res)
+        cst_segment_fail(header, res);
+    for (it = &header->link; it != &s->ns->writes; it = it->next) {
+        struct cst_seg_write *w = cst_list_entry(it, struct cst_seg_write, link);
+
+        if (w->segment == s && w->state == CST_WRITE_SEALED && !w->failed)
+            write_payload(w);
+    }
+    cst_seg_pump(s->ns);
+    cst_seg_room(s->seg);
+}
+
 int cst_seg_write_header(struct cst_seg_segment *s) {
     struct cst_disk_segment *head;
     struct cst_seg_write *w;
@@ -406,9 +432,9 @@ int cst_seg_write_header(struct cst_seg_segment *s) {
     cst_store64(&head->created, cst_seg_unix(s->seg));
     memcpy(head->salt, s->salt, sizeof(head->salt));
     cst_seg_crc_set(head, sizeof(*head));
-    w->head_chunks = 1;
-    w->state = CST_WRITE_READY;
-    cst_seg_pump(s->ns);
+    w->busy = true;
+    w->state = CST_WRITE_HEAD;
+    write_op(w, header_written, 0, CST_DISK_CHUNK); /* not in turn: all others wait for it */
     return 0;
 }
 

@@ -102,6 +102,31 @@ static void test_eviction(void **state) {
     seg_world_free(w);
 }
 
+/* A kill while segments are filled anew: what their older index speaks of is whole or not found. */
+static void test_killed_while_refilled(void **state) {
+    (void)state;
+    for (uint32_t n = 0; n < 200; n++) {
+        struct seg_world *w = seg_world_new(5, CST_SEG_CRYPT_OFF);
+        struct cst_seg_stats stats;
+
+        assert_int_equal(seg_world_start(w), 0);
+        fill(w, 220, 9000); /* full: each segment that is begun now was used before */
+        cst_sim_disk_power_off_at(w->disk, 1 + n, CST_SIM_KEEP);
+        for (uint32_t i = 220; i < 340 && !cst_sim_disk_is_off(w->disk); i++)
+            if (seg_world_store(w, i, -1, 0, 9000) == CST_SEG_E_BUSY)
+                seg_world_settle(w);
+        seg_world_stop(w, false);
+        cst_sim_disk_power_on(w->disk);
+        w->options.bytes *= 2; /* or the start would evict just what is to be looked at */
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_read_all(w), w->n_found);
+        cst_seg_stats(w->seg, &stats);
+        assert_int_equal(stats.corrupt, 0);
+        assert_true(w->n_found > 100);
+        seg_world_free(w);
+    }
+}
+
 static void test_parents_first(void **state) {
     struct seg_world *w = seg_world_new(4, CST_SEG_CRYPT_OFF);
 
@@ -325,11 +350,11 @@ static void test_admission(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_eviction),   cmocka_unit_test(test_parents_first),
-        cmocka_unit_test(test_side_data),  cmocka_unit_test(test_namespaces),
-        cmocka_unit_test(test_purge_busy), cmocka_unit_test(test_many_namespaces),
-        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_eviction),        cmocka_unit_test(test_killed_while_refilled),
+        cmocka_unit_test(test_parents_first),   cmocka_unit_test(test_side_data),
+        cmocka_unit_test(test_namespaces),      cmocka_unit_test(test_purge_busy),
+        cmocka_unit_test(test_many_namespaces), cmocka_unit_test(test_admission),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
