@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A worker for the crash tests: puts and gets blocks through libcistern for ever and checks every
- * byte it reads. usage: load_worker SOCKET SEED
+ * byte it reads. usage: load_worker SOCKET SEED [PROMPTS]
  *
- * Invariants: 1. A block's bytes are a function of its key (splitmix64), so any mix-up shows. 2. A
- * lost daemon, a full one, a key that somebody else writes: all of that is no failure. A wrong byte
- * is: exit 1. 3. One byte on stdout for each operation: 'p' a put that the daemon answered, 'g'
- * read and checked, 'm' missed or aborted, 'x' no answer. The reader counts them.
+ * Invariants: 1. A block's bytes are a function of its key (splitmix64), so any mix-up shows; what
+ * is aborted holds other bytes, so that a store that failed is never seen unnoticed. 2. A lost
+ * daemon, a full one, a key that somebody else writes: all of that is no failure. A wrong byte is:
+ * exit 1. 3. One byte on stdout for each operation: 'p' a put that the daemon answered, 'g' read
+ * and checked, 'm' missed or aborted, 'x' no answer. The reader counts them.
  *
  * One thread. Leases are kept over one more operation, and checked again before they are given
  * back: memory that was leased must stay as it was, even after the daemon died.
@@ -27,7 +28,7 @@ enum { TOKENS = 16, DIM = 256, BLOCK = 2 * TOKENS * DIM * 2, BLOCKS_MAX = 4, PRO
 struct worker {
     cistern_client *client;
     cistern_space *space;
-    uint64_t random;
+    uint64_t random, prompts;
     cistern_lease *held[BLOCKS_MAX];
     uint8_t held_keys[BLOCKS_MAX * CISTERN_KEY_SIZE];
     size_t n_held;
@@ -76,7 +77,7 @@ static void check(const uint8_t *key, const uint64_t *words) {
 
 /* Prompts form a small forest, so that workers meet each other's blocks. */
 static void draw_prompt(struct worker *w, struct prompt *p) {
-    uint64_t seed = next(&w->random) % PROMPTS;
+    uint64_t seed = next(&w->random) % w->prompts;
     size_t n;
     int32_t r;
 
@@ -152,6 +153,7 @@ static void get(struct worker *w) {
 static void put(struct worker *w) {
     cistern_slot *slots[BLOCKS_MAX];
     int32_t statuses[BLOCKS_MAX], r;
+    bool keep = next(&w->random) % 8;
     struct prompt p;
 
     draw_prompt(w, &p);
@@ -169,9 +171,12 @@ static void put(struct worker *w) {
             continue;
         if (cistern_slot_data(slots[i], &data, &size) || size != BLOCK)
             fail("a slot of a wrong size", 0);
-        fill(p.keys + i * CISTERN_KEY_SIZE, data);
+        if (keep)
+            fill(p.keys + i * CISTERN_KEY_SIZE, data);
+        else
+            memset(data, 0x5a, size);
     }
-    if (next(&w->random) % 8 == 0) {
+    if (!keep) {
         cistern_abort(w->space, slots, p.n);
         say('m');
         return;
@@ -224,11 +229,12 @@ static void open_space(struct worker *w, const char *path) {
 int main(int argc, char **argv) {
     struct worker w = { 0 };
 
-    if (argc != 3) {
-        (void)fputs("usage: load_worker SOCKET SEED\n", stderr);
+    if (argc < 3 || argc > 4) {
+        (void)fputs("usage: load_worker SOCKET SEED [PROMPTS]\n", stderr);
         return 2;
     }
     w.random = strtoull(argv[2], NULL, 10);
+    w.prompts = argc == 4 ? strtoull(argv[3], NULL, 10) : PROMPTS;
     open_space(&w, argv[1]);
     for (;;)
         if (next(&w.random) % 2)

@@ -426,15 +426,20 @@ def linger() -> None:
 class Worker:
     """tests/crash/load_worker: puts and gets through libcistern and checks every byte it reads."""
 
-    def __init__(self, path: str, seed: int) -> None:
+    def __init__(self, path: str, seed: int, prompts: int = 1500) -> None:
         program = os.path.join(os.environ["CST_BUILD_ROOT"], "tests", "crash", "load_worker")
-        self.process = subprocess.Popen([program, path, str(seed)], stdout=subprocess.PIPE, bufsize=0)
+        self.process = subprocess.Popen(
+            [program, path, str(seed), str(prompts)], stdout=subprocess.PIPE, bufsize=0
+        )
         self.counts = {c: 0 for c in "pgmx"}
 
-    def read(self) -> str:
+    def read(self, wait: bool = True) -> str:
+        """What it has done since the last time; waits for something, or "" if there is nothing yet."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], HANG_GUARD_S)
-        assert ready, "a worker hangs"
+        ready, _, _ = select.select([self.process.stdout], [], [], HANG_GUARD_S if wait else 0)
+        assert ready or not wait, "a worker hangs"
+        if not ready:
+            return ""
         got = self.process.stdout.read(4096).decode()
         assert got, f"a worker ended with {self.process.wait()}"
         for c in got:
@@ -492,8 +497,9 @@ def run_as(uid: int, body: Callable[[], Any]) -> Any:
 
 
 def rounds(default: int, long: int) -> int:
-    """How often a random test repeats: more with $CST_LONG=1 (scripts/test --long), fewer in the
-    slower sanitizer builds."""
-    if os.environ.get("CST_LONG") == "1":
-        return long
+    """How often a random test repeats: more with $CST_LONG=1 (scripts/test --long), ten times that
+    with 10, fewer in the slower sanitizer builds."""
+    times = int(os.environ.get("CST_LONG") or 0)
+    if times:
+        return long * times
     return default // 5 if os.environ.get("CST_SANITIZED") == "1" else default

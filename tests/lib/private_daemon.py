@@ -27,7 +27,8 @@ _libc = ctypes.CDLL(None)
 
 
 class PrivateDaemon:
-    """`user`: a uid to run it as, and anybody may connect then (needs root)."""
+    """`user`: a uid to run it as, and anybody may connect then (needs root). `env` is added to its
+    environment."""
 
     def __init__(self, *args, user=None):
         self.args = args if user is None else (*args, "--socket-mode", "0666")
@@ -40,6 +41,7 @@ class PrivateDaemon:
         self.log_path = os.path.join(self.dir, "log")
         self.program = program() if user is None else self.copy(program())
         self.process = None
+        self.env = {}
 
     def copy(self, path):
         """Of a program, so that any user can start it although the checkout may be root's alone."""
@@ -55,7 +57,8 @@ class PrivateDaemon:
             with open(self.log_path, "ab") as log:
                 self.process = subprocess.Popen(
                     [self.program, "--socket", self.socket, *self.args], stderr=log,
-                    env={**os.environ, "NOTIFY_SOCKET": notify_path}, preexec_fn=self._before_exec)
+                    env={**os.environ, **self.env, "NOTIFY_SOCKET": notify_path},
+                    preexec_fn=self._before_exec)
             ended = os.pidfd_open(self.process.pid)
             try:
                 while True:
