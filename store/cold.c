@@ -126,6 +126,7 @@ static void read_done(struct cst_seg_read *read, int status);
 static void begin_read(struct cst_cold *c, struct cst_cold_read *r) {
     c->held++;
     cst_list_unlink(&r->link);
+    cst_disk_rate_begin(&c->rate, cst_store_now(c->store));
     r->read = (struct cst_seg_read){
         .done = read_done, .ref = r->block->cold, .key = r->block->key, .buffer = r->buffer
     };
@@ -176,7 +177,6 @@ static int read_start(struct cst_block *b, bool ahead) {
     r->cold = c;
     r->block = b;
     r->bytes = bytes;
-    r->started_ns = cst_store_now(b->space->store);
     r->ahead = ahead;
     c->ahead_bytes += ahead ? bytes : 0;
     b->read = r;
@@ -184,6 +184,10 @@ static int read_start(struct cst_block *b, bool ahead) {
     cst_list_init(&r->link);
     cst_cold_queue(r);
     return 0;
+}
+
+uint64_t cst_cold_cost(const struct cst_store *store, uint64_t bytes) {
+    return store->cold ? cst_disk_rate_cost(&store->cold->rate, bytes) : 0;
 }
 
 int cst_cold_fetch(struct cst_block *b) {
@@ -207,11 +211,9 @@ void cst_cold_fail_waiters(struct cst_block *b, int status) {
 /* The read went well; returns whether the buffer is in use on. */
 static bool arrived(struct cst_block *b, struct cst_cold_read *r) {
     struct cst_space *space = b->space;
-    uint64_t ns = cst_store_now(space->store) - r->started_ns;
     int status;
 
     space->stats.cold_reads++;
-    space->read_ns = space->read_ns ? (7 * space->read_ns + ns) / 8 : ns;
     if (cst_list_is_empty(&b->waiters)) { /* nobody wants it yet, or any more */
         if (r->ahead)
             cst_cold_keep(b, r);
@@ -231,6 +233,7 @@ static void read_done(struct cst_seg_read *read, int status) {
     bool in_use = false;
 
     cst_store_enter(space);
+    cst_disk_rate_end(&r->cold->rate, cst_store_now(space->store), status ? 0 : r->bytes);
     b->read = NULL;
     if (b->dead) {
         cst_block_reap(b);

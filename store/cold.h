@@ -3,6 +3,7 @@
 #pragma once
 
 #include "store/core.h"
+#include "store/disk_rate.h"
 
 enum { CST_COLD_UNIT = 64 << 10 }; /* the arena's grain */
 
@@ -17,6 +18,7 @@ struct cst_cold {
     struct cst_list wait_ahead; /* the same, behind them: for Lookups */
     size_t ahead_units;         /* of the arena, that those have */
     uint64_t ahead_bytes, ahead_max;
+    struct cst_disk_rate rate;
     bool recovering, closing;
     bool drain_over;               /* the engine takes no more */
     uint64_t drain_start;          /* blocks not on disk when the drain began */
@@ -34,7 +36,7 @@ struct cst_cold_read {
     struct cst_block *block;
     uint8_t *buffer;
     void *heap;
-    uint64_t bytes, started_ns;
+    uint64_t bytes;
     bool ahead; /* for a Lookup: read before anybody asks */
     /* then, while it goes into its slot */
     uint8_t preset;

@@ -106,7 +106,6 @@ struct cst_space {
     unsigned encode_fails;     /* in a row */
     uint64_t hot_copies, packed_copies, in_memory;
     struct cst_seg_space *disk; /* the space on disk; NULL: not asked for yet */
-    uint64_t read_ns;           /* moving average of a read from disk */
     size_t spills;              /* writes under way */
     uint64_t drained;           /* seq up to which a clean stop has looked */
     uint64_t decode_ns;         /* moving average of a decode */
@@ -270,6 +269,8 @@ enum { CST_PRESET_NONE = 255 }; /* of a record that holds a block's own bytes, n
 
 /* Reads the block from disk for its waiters. 0 or a condition of fetches. */
 int cst_cold_fetch(struct cst_block *b);
+/* The time that reading so many bytes will take. */
+uint64_t cst_cold_cost(const struct cst_store *store, uint64_t bytes);
 void cst_cold_read_end(struct cst_cold_read *read);
 /* A fetch joins the read of its block. 0 or -ENOMEM. */
 int cst_cold_hurry(struct cst_block *b);

@@ -46,16 +46,22 @@ static uint64_t decode_cost(const struct cst_space *space) {
     return space->decode_ns ? space->decode_ns : space->desc->block_bytes; /* a guess: 1 GB/s */
 }
 
-/* Of the run's blocks, those that have to be decoded first: counted in tiers or, without, a guess
- * from how common they are. */
-static uint64_t run_cost(const struct cst_space *space, const uint8_t *tiers, size_t run) {
-    uint64_t cold = 0, blocks = CST_MAX(space->stats.blocks, 1);
+static uint64_t block_cost(const struct cst_block *b) {
+    enum cst_tier tier = cst_block_tier(b);
 
-    for (size_t i = 0; tiers && i < run; i++)
-        cold += tiers[i] != CST_TIER_HOT;
-    if (!tiers)
-        cold = run * (blocks - CST_MIN(blocks, space->hot_copies)) / blocks;
-    return cold * decode_cost(space);
+    return (tier == CST_TIER_HOT ? 0 : decode_cost(b->space)) +
+           (tier == CST_TIER_COLD ? cst_cold_cost(b->space->store, b->cold_bytes) : 0);
+}
+
+/* Without tiers: guessed from how common they are. */
+static uint64_t guess_cost(const struct cst_space *space, size_t run) {
+    const struct cst_space_stats *s = &space->stats;
+    uint64_t blocks = CST_MAX(s->blocks, 1);
+    uint64_t decoded = run * (blocks - CST_MIN(blocks, space->hot_copies)) / blocks;
+    uint64_t read = run * (blocks - CST_MIN(blocks, space->in_memory)) / blocks;
+    uint64_t bytes = s->cold_bytes / CST_MAX(s->cold_blocks, 1);
+
+    return decoded * decode_cost(space) + cst_cold_cost(space->store, read * bytes);
 }
 
 /* Without tiers: of everything that is stored, which is never better than the run. */
@@ -71,7 +77,7 @@ static enum cst_tier worst_tier(const struct cst_space *space, const uint8_t *ti
     return space->hot_copies < space->stats.blocks ? CST_TIER_PACKED : worst;
 }
 
-static void match_tail(struct cst_space *space, const uint8_t *parent_key, bool may_be_root,
+static void match_tail(const struct cst_space *space, const uint8_t *parent_key, bool may_be_root,
                        const uint32_t *tail, uint32_t tail_len, struct cst_lookup *out) {
     const struct cst_block *parent = visible(space, parent_key), *b;
     uint32_t shared;
@@ -87,8 +93,7 @@ static void match_tail(struct cst_space *space, const uint8_t *parent_key, bool 
     out->partial_stored = b->n_tokens;
     out->partial_tier = cst_block_tier(b);
     memcpy(out->partial_key, b->key, CST_KEY_SIZE);
-    if (out->partial_tier != CST_TIER_HOT)
-        out->cost_ns += decode_cost(space);
+    out->cost_ns += block_cost(b);
 }
 
 void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, const uint8_t *parent,
@@ -96,16 +101,18 @@ void cst_space_lookup(struct cst_space *space, const uint8_t *keys, size_t n, co
                       struct cst_lookup *out) {
     size_t run = cst_lookup_run(space, keys, n);
 
+    *out = (struct cst_lookup){ .cost_ns = tiers ? 0 : guess_cost(space, run) };
     for (size_t i = 0; tiers && i < run; i++) {
         const struct cst_block *b = visible(space, key_at(keys, i));
 
-        if (b)
-            tiers[i] = (uint8_t)cst_block_tier(b);
-        else
+        if (!b) {
             run = i; /* these keys are no chain: a client may send anything */
+            break;
+        }
+        tiers[i] = (uint8_t)cst_block_tier(b);
+        out->cost_ns += block_cost(b);
     }
-    *out = (struct cst_lookup){ .present = run };
-    out->cost_ns = run_cost(space, tiers, run);
+    out->present = run;
     out->worst_tier = worst_tier(space, tiers, run);
     if (tail_len && run == n && (n || parent))
         match_tail(space, n ? key_at(keys, n - 1) : parent, !n, tail, tail_len, out);

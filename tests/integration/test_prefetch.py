@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from lab import Layout, Peer, as_user, payload, prompt, smooth, until
+from lab import Layout, Peer, as_user, ok, payload, prompt, smooth, until
 from private_daemon import PrivateDaemon
 from test_disk import COLD, LAYOUT, SMALL, check, put_all, tiers
 
@@ -115,6 +115,25 @@ def test_nobody_loses_memory_for_it(tmp_path: Path) -> None:
             assert counts(p) == (0, 0, 0)
             assert tiers(q, theirs) == before
             until(lambda: check(p, LAYOUT.chain(mine)) == 64, "all of it is read, when there is room")
+
+
+def test_a_lookup_tells_what_the_disk_costs(tmp_path: Path) -> None:
+    def cost(p: Peer, brief: int) -> int:
+        return int(ok(p.call("Lookup", space=p.space, keys=b"".join(KEYS), brief=brief)).cost_ns)
+
+    with daemon(tmp_path, "0") as d:
+        with Peer(d.socket, LAYOUT) as p:
+            put_all(p, TOKENS)
+            assert cost(p, 0) == cost(p, 1) == 0
+        restart(d)
+        with Peer(d.socket, LAYOUT) as p:
+            # nothing is measured yet: 1 GB/s from disk, and again for the decode
+            assert cost(p, 0) == cost(p, 1) == 2 * BLOCKS * LAYOUT.size
+            assert check(p, KEYS[:8]) == 8
+            measured = cost(p, 0)
+            assert 0 < measured != BLOCKS * LAYOUT.size
+            assert check(p, KEYS) == BLOCKS
+            assert cost(p, 0) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="skipped: needs root")
