@@ -2,13 +2,14 @@
 /*
  * The parser of cistern-segdump. Owns nothing but its buffers on the stack.
  * Invariants: 1. a length from the file is compared with what is left before it is used; 2. each
- * loop over a segment goes at least one chunk on; 3. what is encrypted is only checked as far as
- * its headers go, and the line says so. One thread.
+ * loop over a segment goes at least one chunk on; 3. what is encrypted is, without its key, only
+ * checked as far as its headers go, and the lines say so. One thread.
  */
 #include "tools/segdump.h"
 
 #include "base/crc32c.h"
-#include "store/seg_format.h"
+#include "base/mem.h"
+#include "tools/segdump_crypt.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -146,6 +147,41 @@ static bool is_plain_tag(const uint8_t tag[CST_DISK_TAG], uint32_t crc) {
     return le32(stored) == crc && !memcmp(tag + 4, zeros, CST_DISK_TAG - 4);
 }
 
+/* A sealed message in the file, and what its tag covers beside it. */
+struct message {
+    const void *aad, *aad2;
+    size_t aad_n, aad2_n;
+    uint64_t nonce, offset, n;
+    const uint8_t *tag;
+};
+
+/* Opens it; the first keep_n plain bytes go to keep, the CRC32C of all to *crc. False: it is not
+ * what was sealed, or can't be read. key NULL: it is not encrypted. */
+static bool open_message(const struct cst_dump_file *f, const struct message *m, const uint8_t *key,
+                         void *keep, size_t keep_n, uint32_t *crc) {
+    uint32_t sum = cst_crc32c(cst_crc32c(0, m->aad, m->aad_n), m->aad2, m->aad2_n);
+    struct cst_dump_gcm *g = key ? cst_dump_gcm_begin(key, m->nonce) : NULL;
+    bool right = !key || (cst_dump_gcm_aad(g, m->aad, m->aad_n) &&
+                          (!m->aad2_n || cst_dump_gcm_aad(g, m->aad2, m->aad2_n)));
+    uint8_t piece[PIECE];
+
+    *crc = 0;
+    for (uint64_t at = 0; right && at < m->n; at += sizeof(piece)) {
+        size_t now = CST_MIN(m->n - at, sizeof(piece));
+
+        right = get(f, m->offset + at, piece, now) && (!key || cst_dump_gcm_open(g, piece, now));
+        if (!right)
+            break;
+        if (at < keep_n)
+            memcpy((uint8_t *)keep + at, piece, CST_MIN(now, keep_n - at));
+        *crc = cst_crc32c(*crc, piece, now);
+        sum = key ? 0 : cst_crc32c(sum, piece, now);
+    }
+    if (key)
+        return cst_dump_gcm_end(g, m->tag) && right;
+    return right && is_plain_tag(m->tag, sum);
+}
+
 /* ---- superblock ---- */
 
 static void dump_super(struct cst_dump *d, const struct cst_dump_file *f) {
@@ -178,7 +214,8 @@ struct segment {
     struct cst_disk_segment head;
     uint64_t bytes, fill, start;
     uint32_t id;
-    bool closed;
+    bool closed, has_key;
+    uint8_t key[CST_DISK_KEY]; /* of this fill */
     struct cst_disk_footer footer;
     uint64_t records, sealed, payload_bytes;
 };
@@ -213,46 +250,80 @@ static const char *why_no_record(const struct segment *s, const struct cst_disk_
     return NULL;
 }
 
-/* What a plain record holds; offset: of its header. */
-static void check_plain(struct segment *s, struct line *l, const struct cst_disk_record *r,
-                        uint64_t offset) {
-    uint64_t meta_at = offset + sizeof(*r);
-    uint64_t payload_at = offset + le32(r->payload_offset);
-    uint64_t payload = le64(r->payload_bytes);
-    uint32_t crc = cst_crc32c(0, (const uint8_t *)r, 96), frame = 0;
-    union {
-        struct cst_disk_meta meta;
-        struct cst_disk_block block;
-        struct cst_disk_side side;
-    } m = { .side = { .part = { .b = { 0 } } } };
+union meta {
+    struct cst_disk_meta meta;
+    struct cst_disk_block block;
+    struct cst_disk_side side;
+};
+
+static void check_meta(struct line *l, const struct cst_disk_record *r, const union meta *m,
+                       uint32_t frame) {
     size_t have = le32(r->meta_bytes);
+    uint32_t tokens = le32(m->block.n_tokens);
 
-    if (!crc_range(s->file, meta_at, have, &crc) || !is_plain_tag(r->meta_tag, crc))
-        bad(l, "wrong checksum of a record's meta");
-    if (!get(s->file, meta_at, &m, CST_MIN(have, sizeof(m))))
-        return;
-    hex(l, "key", m.meta.key, sizeof(m.meta.key));
-    crc = cst_crc32c(cst_crc32c(0, (const uint8_t *)r, 80), m.meta.key, 32);
-    if (payload &&
-        (!crc_range(s->file, payload_at, payload, &crc) ||
-         !crc_range(s->file, payload_at, payload, &frame) || !is_plain_tag(r->payload_tag, crc)))
-        bad(l, "wrong checksum of a record's payload");
-    if (r->type == CST_DISK_BLOCK) {
-        uint32_t tokens = le32(m.block.n_tokens);
-
-        number(l, "position", le32(m.block.position));
-        number(l, "tokens", tokens);
-        number(l, "preset", m.block.preset);
-        if (tokens > CST_DISK_TOKENS_MAX || m.block.n_side > CST_DISK_SIDE_MAX ||
-            cst_disk_block_meta_bytes(tokens, m.block.flags & CST_DISK_HAS_SURPRISALS,
-                                      m.block.n_side) != have)
-            bad(l, "a block whose lists don't fit");
-        else if (le32(m.block.payload_crc) != frame)
-            bad(l, "a frame that is not the one the block names");
-    } else if (r->type == CST_DISK_SIDE &&
-               (have != sizeof(m.side) || le32(m.side.payload_crc) != frame)) {
+    hex(l, "key", m->meta.key, sizeof(m->meta.key));
+    if (r->type == CST_DISK_SIDE && (have != sizeof(m->side) || le32(m->side.payload_crc) != frame))
         bad(l, "side data that doesn't fit");
+    if (r->type != CST_DISK_BLOCK)
+        return;
+    number(l, "position", le32(m->block.position));
+    number(l, "tokens", tokens);
+    number(l, "preset", m->block.preset);
+    if (tokens > CST_DISK_TOKENS_MAX || m->block.n_side > CST_DISK_SIDE_MAX ||
+        cst_disk_block_meta_bytes(tokens, m->block.flags & CST_DISK_HAS_SURPRISALS,
+                                  m->block.n_side) != have)
+        bad(l, "a block whose lists don't fit");
+    else if (le32(m->block.payload_crc) != frame)
+        bad(l, "a frame that is not the one the block names");
+}
+
+/* What lies behind the header: both messages, and whether they fit each other. */
+static void check_content(struct segment *s, struct line *l, const struct cst_disk_record *r,
+                          uint64_t chunk) {
+    const uint8_t *key = r->cipher == CST_DISK_CRC32C ? NULL : s->key;
+    uint64_t offset = chunk * CST_DISK_CHUNK;
+    struct message meta = {
+        .aad = r,
+        .aad_n = offsetof(struct cst_disk_record, meta_tag),
+        .nonce = le64(r->meta_nonce),
+        .offset = offset + sizeof(*r),
+        .n = le32(r->meta_bytes),
+        .tag = r->meta_tag,
+    };
+    struct message payload = {
+        .aad = r,
+        .aad_n = offsetof(struct cst_disk_record, payload_tag),
+        .nonce = le64(r->payload_nonce),
+        .offset = offset + le32(r->payload_offset),
+        .n = le64(r->payload_bytes),
+        .tag = r->payload_tag,
+    };
+    union meta m = { .side = { .part = { .b = { 0 } } } };
+    uint32_t frame = 0, unused;
+
+    if (!open_message(s->file, &meta, key, &m, sizeof(m), &unused)) {
+        bad(l, "wrong checksum of a record's meta");
+        return;
     }
+    payload.aad2 = m.meta.key;
+    payload.aad2_n = sizeof(m.meta.key);
+    if (payload.n && !open_message(s->file, &payload, key, NULL, 0, &frame))
+        bad(l, "wrong checksum of a record's payload");
+    check_meta(l, r, &m, frame);
+}
+
+/* Voids are empty; without its key a record stays unchecked. */
+static void check_record(struct segment *s, struct line *l, const struct cst_disk_record *r,
+                         uint64_t chunk) {
+    if (r->type == CST_DISK_VOID)
+        return;
+    if (r->cipher == CST_DISK_CRC32C || s->has_key) {
+        check_content(s, l, r, chunk);
+        return;
+    }
+    s->sealed++;
+    s->dump->unchecked++;
+    s->dump->unchecked_bytes += le32(r->meta_bytes) + le64(r->payload_bytes);
 }
 
 static void dump_record(struct segment *s, const struct cst_disk_record *r, uint64_t chunk) {
@@ -268,15 +339,13 @@ static void dump_record(struct segment *s, const struct cst_disk_record *r, uint
     number(&l, "chunks", le32(r->n_chunks));
     number(&l, "generation", le64(r->generation));
     number(&l, "payload_bytes", le64(r->payload_bytes));
-    if (r->type != CST_DISK_VOID && r->cipher == CST_DISK_CRC32C)
-        check_plain(s, &l, r, chunk * CST_DISK_CHUNK);
-    s->sealed += r->cipher != CST_DISK_CRC32C;
+    check_record(s, &l, r, chunk);
     if (l.problem && s->dump->form != form) { /* said in any case, without the details */
         s->dump->form = form;
         l = begin(s->dump, s->file, types[r->type]);
         number(&l, "chunk", chunk);
         number(&l, "slot", le32(r->slot));
-        check_plain(s, &l, r, chunk * CST_DISK_CHUNK);
+        check_content(s, &l, r, chunk);
     }
     end(&l);
     s->dump->form = form;
@@ -315,7 +384,9 @@ static void dump_index(struct segment *s, uint32_t number_, uint64_t chunk, uint
     struct cst_disk_index x = { .magic = { .b = { 0 } } };
     struct line l = begin(s->dump, s->file, "index");
     uint64_t offset = chunk * CST_DISK_CHUNK, body;
-    uint32_t crc;
+    struct message m = { .aad = &x, .aad_n = offsetof(struct cst_disk_index, tag), .tag = x.tag };
+    bool plain;
+    uint32_t unused;
 
     number(&l, "number", number_);
     number(&l, "chunk", chunk);
@@ -331,9 +402,12 @@ static void dump_index(struct segment *s, uint32_t number_, uint64_t chunk, uint
     body = le32(x.body_bytes);
     if (body > (uint64_t)CST_DISK_INDEX_CHUNKS * CST_DISK_CHUNK - sizeof(x))
         bad(&l, "longer than a block");
-    crc = cst_crc32c(0, (const uint8_t *)&x, 48);
-    if (!l.problem && x.cipher == CST_DISK_CRC32C &&
-        (!crc_range(s->file, offset + sizeof(x), body, &crc) || !is_plain_tag(x.tag, crc)))
+    plain = x.cipher == CST_DISK_CRC32C;
+    m.nonce = le64(x.nonce);
+    m.offset = offset + sizeof(x);
+    m.n = body;
+    if (!l.problem && (plain || s->has_key) &&
+        !open_message(s->file, &m, plain ? NULL : s->key, NULL, 0, &unused))
         bad(&l, "wrong checksum of its entries");
     number(&l, "entries", le32(x.n_entries));
     *entries += l.problem ? 0 : le32(x.n_entries);
@@ -372,6 +446,22 @@ static bool read_footer(struct segment *s) {
            !memcmp(x->magic, CST_DISK_FOOTER_MAGIC, 8) && crc_fits(x, sizeof(*x)) &&
            le32(x->segment) == s->id && le64(x->fill) == s->fill && le64(x->start) == s->start &&
            le32(x->end_chunk) < chunks;
+}
+
+/* The key of the segment's fill, if the file keys has one for its namespace. */
+static void find_key(struct segment *s) {
+    enum { NAME = sizeof(CST_DISK_SEGMENT_INFO) - 1 };
+    const struct cst_dump *d = s->dump;
+    uint8_t info[NAME + 4 + 8];
+
+    memcpy(info, CST_DISK_SEGMENT_INFO, NAME);
+    cst_store32(info + NAME, s->id);
+    cst_store64(info + NAME + 4, s->fill);
+    for (size_t i = 0; i < d->n_keys && !s->has_key; i++)
+        s->has_key =
+            d->keys[i].length == s->head.namespace_length &&
+            !memcmp(d->keys[i].name, s->head.namespace_name, d->keys[i].length) &&
+            cst_dump_hkdf(s->key, sizeof(s->key), d->keys[i].key, s->head.salt, info, sizeof(info));
 }
 
 static void dump_segment(struct cst_dump *d, const struct cst_dump_file *f, uint32_t id) {
@@ -415,6 +505,7 @@ static void dump_segment(struct cst_dump *d, const struct cst_dump_file *f, uint
     end(&l);
     if (l.problem)
         return;
+    find_key(&s);
     after = dump_records(&s);
     if (s.closed)
         dump_indexes(&s, after);
@@ -424,6 +515,7 @@ static void dump_segment(struct cst_dump *d, const struct cst_dump_file *f, uint
     number(&l, "free_chunks", s.closed ? 0 : s.bytes / CST_DISK_CHUNK - after);
     number(&l, "encrypted_and_not_checked", s.sealed);
     end(&l);
+    cst_dump_cleanse(s.key, sizeof(s.key));
 }
 
 /* ---- checkpoint ---- */
@@ -492,12 +584,57 @@ static void dump_checkpoint(struct cst_dump *d, const struct cst_dump_file *f) {
 
 /* ---- keys ---- */
 
+/* What the wrapped keys are wrapped with. False: there is no root key, or it is another one. */
+static bool wrapping_key(struct cst_dump *d, const struct cst_disk_keys *k,
+                         uint8_t out[CST_DISK_KEY]) {
+    uint8_t check[CST_DISK_TAG];
+
+    if (!d->has_root || !cst_dump_hkdf(check, sizeof(check), d->root, k->salt, CST_DISK_CHECK_INFO,
+                                       sizeof(CST_DISK_CHECK_INFO) - 1))
+        return false;
+    d->wrong_root = memcmp(check, k->check, sizeof(check)) != 0;
+    return !d->wrong_root && cst_dump_hkdf(out, CST_DISK_KEY, d->root, k->salt, CST_DISK_WRAP_INFO,
+                                           sizeof(CST_DISK_WRAP_INFO) - 1);
+}
+
+/* The key of a namespace joins those that are known. */
+static bool unwrap(struct cst_dump *d, struct cst_disk_wrapped *w, const uint8_t *wrapping,
+                   uint64_t i) {
+    struct cst_dump_gcm *g = cst_dump_gcm_begin(wrapping, i);
+    bool right = cst_dump_gcm_aad(g, w, offsetof(struct cst_disk_wrapped, key)) &&
+                 cst_dump_gcm_open(g, w->key, sizeof(w->key));
+    struct cst_dump_key *key = &d->keys[d->n_keys];
+
+    if (!cst_dump_gcm_end(g, w->tag) || !right)
+        return false;
+    memcpy(key->name, w->namespace_name, sizeof(key->name));
+    key->length = w->namespace_length;
+    memcpy(key->key, w->key, sizeof(key->key));
+    cst_dump_cleanse(w->key, sizeof(w->key));
+    d->n_keys++;
+    return true;
+}
+
+static void forget_keys(struct cst_dump *d) {
+    if (d->keys)
+        cst_dump_cleanse(d->keys, d->n_keys * sizeof(*d->keys));
+    d->keys = cst_free(d->keys);
+    d->n_keys = 0;
+}
+
+void cst_dump_deinit(struct cst_dump *d) {
+    forget_keys(d);
+    cst_dump_cleanse(d->root, sizeof(d->root));
+}
+
 static void dump_keys(struct cst_dump *d, const struct cst_dump_file *f) {
     struct cst_disk_keys k = { .magic = { 0 } };
     struct line l = begin(d, f, "keys");
+    uint8_t wrapping[CST_DISK_KEY];
     uint64_t bytes;
     struct cst_le32 stored;
     uint32_t n, crc = 0;
+    bool opens;
 
     if (!get(f, 0, &k, sizeof(k)))
         bad(&l, "too short");
@@ -512,6 +649,9 @@ static void dump_keys(struct cst_dump *d, const struct cst_dump_file *f) {
     number(&l, "namespaces", n);
     number(&l, "root", le32(k.root));
     end(&l);
+    forget_keys(d);
+    opens = !l.problem && wrapping_key(d, &k, wrapping) &&
+            (d->keys = cst_calloc(n + 1, sizeof(*d->keys)));
     for (uint32_t i = 0; !l.problem && i < n; i++) {
         struct cst_disk_wrapped w;
         struct line e = begin(d, f, "key");
@@ -521,8 +661,11 @@ static void dump_keys(struct cst_dump *d, const struct cst_dump_file *f) {
             bad(&e, "impossible name");
         else
             text(&e, "namespace", w.namespace_name, w.namespace_length);
+        if (!e.problem && opens && !unwrap(d, &w, wrapping, i))
+            bad(&e, "wrong checksum of a wrapped key");
         end(&e);
     }
+    cst_dump_cleanse(wrapping, sizeof(wrapping));
 }
 
 void cst_dump(struct cst_dump *d, const struct cst_dump_file *f) {

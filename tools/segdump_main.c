@@ -4,14 +4,16 @@
  * for reading only; takes no lock, so a daemon may be at work, and what it is just writing may look
  * broken then. One thread.
  */
-#include "tools/segdump.h"
+#include "tools/segdump_crypt.h"
 
 #include "base/macros.h"
 #include "base/mem.h"
+#include "tools/segdump.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +21,10 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: cistern-segdump [--json] [--records] DIRECTORY | FILE...\n"
-    "  --json     one object a line\n"
-    "  --records  a line for each record, too; without it only for those that fail a check\n"
+    "usage: cistern-segdump [--json] [--records] [--key-file FILE] DIRECTORY | FILE...\n"
+    "  --json           one object a line\n"
+    "  --records        a line for each record, too; without it only for those that fail a check\n"
+    "  --key-file FILE  the root key, as the daemon has it: what is encrypted is checked, too\n"
     "Exit status: 0 everything holds, 1 something fails a check, 2 something can't be read.\n";
 
 static bool file_read(void *arg, uint64_t offset, void *out, size_t n) {
@@ -82,7 +85,7 @@ static int dump_folder(struct cst_dump *d, const char *path) {
         r = 2;
     }
     for (int i = 0; i < n; i++) {
-        int one = dump_file(d, fd, names[i]->d_name);
+        int one = d->wrong_root ? 0 : dump_file(d, fd, names[i]->d_name);
 
         r = CST_MAX(r, one);
         cst_free(names[i]);
@@ -98,28 +101,78 @@ static int dump_folder(struct cst_dump *d, const char *path) {
     return r;
 }
 
-int main(int argc, char **argv) {
-    struct cst_dump d = { .form = CST_DUMP_TEXT };
-    int r = 0, i = 1;
+static bool read_root(struct cst_dump *d, const char *path) {
+    char text[2 * CST_DISK_KEY + 8];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
+
+    d->has_root = n > 0 && cst_dump_root(d->root, text, (size_t)n);
+    if (n < 0)
+        (void)fprintf(stderr, "cistern-segdump: %s: %s\n", path, strerrordesc_np(errno));
+    else if (!d->has_root)
+        (void)fprintf(stderr,
+                      "cistern-segdump: %s must hold 32 bytes or 64 hexadecimal digits: give the "
+                      "daemon's key file\n",
+                      path);
+    cst_dump_cleanse(text, sizeof(text));
+    if (fd >= 0)
+        (void)close(fd);
+    return d->has_root;
+}
+
+/* Returns the index of the first path, or < 0: - 1 - the exit status. */
+static int read_options(struct cst_dump *d, int argc, char **argv) {
+    int i = 1;
 
     for (; i < argc && argv[i][0] == '-'; i++) {
-        if (!strcmp(argv[i], "--json"))
-            d.form = CST_DUMP_JSON;
-        else if (!strcmp(argv[i], "--records"))
-            d.records = true;
-        else
-            return fputs(usage, strcmp(argv[i], "--help") ? stderr : stdout),
-                   strcmp(argv[i], "--help") ? 2 : 0;
+        if (!strcmp(argv[i], "--json")) {
+            d->form = CST_DUMP_JSON;
+        } else if (!strcmp(argv[i], "--records")) {
+            d->records = true;
+        } else if (!strcmp(argv[i], "--key-file") && i + 1 < argc) {
+            if (!read_root(d, argv[++i]))
+                return -1 - 2;
+        } else {
+            bool help = !strcmp(argv[i], "--help");
+
+            (void)fputs(usage, help ? stdout : stderr);
+            return -1 - (help ? 0 : 2);
+        }
     }
-    if (i == argc)
-        return fputs(usage, stderr), 2;
-    for (; i < argc; i++) {
+    if (i < argc)
+        return i;
+    (void)fputs(usage, stderr);
+    return -1 - 2;
+}
+
+static void tell_unchecked(const struct cst_dump *d) {
+    if (!d->unchecked || d->form != CST_DUMP_TEXT)
+        return;
+    (void)printf("%" PRIu64 " encrypted records of %" PRIu64
+                 " bytes were checked as far as their headers go: %s\n",
+                 d->unchecked, d->unchecked_bytes,
+                 d->has_root ? "there is no key for them" : "give the root key with --key-file");
+}
+
+int main(int argc, char **argv) {
+    struct cst_dump d = { .form = CST_DUMP_TEXT };
+    int r = 0, i = read_options(&d, argc, argv);
+
+    for (; i >= 0 && i < argc && !d.wrong_root; i++) {
         struct stat st;
         bool folder = !stat(argv[i], &st) && S_ISDIR(st.st_mode);
-        int one;
+        int one = folder ? dump_folder(&d, argv[i]) : dump_file(&d, AT_FDCWD, argv[i]);
 
-        one = folder ? dump_folder(&d, argv[i]) : dump_file(&d, AT_FDCWD, argv[i]);
         r = CST_MAX(r, one);
     }
-    return r ? r : d.bad != 0;
+    if (d.wrong_root) {
+        (void)fprintf(stderr,
+                      "cistern-segdump: %s was encrypted with another root key: give that "
+                      "one with --key-file\n",
+                      argv[i - 1]);
+        r = 2;
+    }
+    tell_unchecked(&d);
+    cst_dump_deinit(&d);
+    return i < 0 ? -1 - i : r ? r : d.bad != 0;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cistern-segdump's parser on any bytes. The first byte chooses the file that they are; a segment
- * may be preceded by the superblock's knowledge.
+ * cistern-segdump's parser on any bytes. The first byte chooses the file that they are, and
+ * whether there is a root key and a key for the segment's namespace "public".
  */
+#include "base/mem.h"
 #include "tools/segdump.h"
 
 #include <string.h>
@@ -33,9 +34,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
     if (!size)
         return 0;
+    if (data[0] & 4) {
+        d.has_root = true;
+        d.keys = cst_calloc(1, sizeof(*d.keys));
+        d.n_keys = d.keys != NULL;
+        if (d.keys)
+            *d.keys = (struct cst_dump_key){ .name = "public", .length = 6 };
+    }
     b = (struct bytes){ data + 1, size - 1 };
     f.name = names[data[0] % 4];
     f.size = data[0] % 4 == 3 ? 256 << 10 : b.size;
     cst_dump(&d, &f);
+    cst_dump_deinit(&d);
     return 0;
 }
