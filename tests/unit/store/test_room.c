@@ -4,6 +4,7 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "store/cold.h"
 #include "store/prefix_trie.h"
 #include "tests/unit/store/store_world.h"
 
@@ -482,6 +483,52 @@ static void hidden_blocks_can_be_evicted(void **state) {
     end_world(w);
 }
 
+/* All hot slots are leased and a decode waits for one: the packed copy that it will read is no
+ * spare one, although the block is on disk, too. */
+static void a_copy_that_a_decode_waits_to_read_stays(void **state) {
+    struct world *w = tight(2, "lru");
+    struct cst_space *s = space(w, "a");
+    const struct cst_seg_ref ref = { 0, 0, 1 };
+    struct world_fetch f[SLAB_BLOCKS + 1];
+    struct cst_block *b;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i <= SLAB_BLOCKS; i++) {
+        assert_int_equal(store_leaf(w, s, i, key), 0);
+        world_pack(w);
+        leaf_key(0, key);
+        if (!i) /* the first one makes room in the hot slab for the last one */
+            world_cool(s, key);
+    }
+    for (uint32_t i = 1; i <= SLAB_BLOCKS; i++) {
+        leaf_key(i, key);
+        world_fetch(w, s, key, CST_FETCH_DECODED, &f[i]);
+        assert_int_equal(f[i].status, 0);
+    }
+    leaf_key(0, key);
+    b = cst_trie_find(s, key);
+    assert_true(b && b->packed.slab && !b->hot.slab);
+    cst_cold_set(b, ref, b->packed.length, b->preset);
+    f[0] = (struct world_fetch){ .fetch = CST_FETCH_NULL(world_fetch_ready) };
+    assert_int_equal(cst_fetch_start(s, key, CST_FETCH_DECODED, &f[0].fetch), CST_STORE_E_PENDING);
+    world_settle(w);
+    assert_int_equal(f[0].told, 1);
+    assert_int_equal(f[0].status, CST_STORE_E_BUSY);
+    assert_true(b->packed.slab && !b->decode);
+    b->cold = CST_SEG_REF_NONE; /* there is no disk that could forget it */
+    s->stats.cold_blocks = s->stats.cold_bytes = 0;
+    cst_fetch_release(&f[1].fetch);
+    world_fetch(w, s, key, CST_FETCH_DECODED, &f[0]);
+    assert_int_equal(f[0].status, 0);
+    assert_true(world_bytes_are(&f[0].fetch.loc, key, 1));
+    cst_fetch_release(&f[0].fetch);
+    for (uint32_t i = 2; i <= SLAB_BLOCKS; i++)
+        cst_fetch_release(&f[i].fetch);
+    world_check(w);
+    (void)cst_space_unref(s);
+    end_world(w);
+}
+
 /* The index has its own limit: leaves go, memory for slabs or not. */
 static void the_index_is_capped(void **state) {
     enum { CAP = 24 << 10 };
@@ -750,6 +797,7 @@ int main(void) {
         cmocka_unit_test(a_held_slab_keeps_its_space),
         cmocka_unit_test(ancestors_of_open_puts_stay),
         cmocka_unit_test(hidden_blocks_can_be_evicted),
+        cmocka_unit_test(a_copy_that_a_decode_waits_to_read_stays),
         cmocka_unit_test(the_index_is_capped),
         cmocka_unit_test(an_index_full_of_open_puts_is_a_limit),
         cmocka_unit_test(a_tiny_memory_works),
