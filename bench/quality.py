@@ -62,6 +62,10 @@ SINGLE = [
     Point("int4", ["--preset", "int4"]),
     Point("kivi4", ["--preset", "kivi4"]),
     Point("kivi2", ["--preset", "kivi2"]),
+    Point("polar", ["--preset", "polar"]),
+    Point("turboquant-4-qjl", ["--preset", "turboquant:4+qjl"]),
+    Point("turboquant-4-means", ["--preset", "turboquant"], ["--no-predictors"],
+          targets={"ratio": (">=", 3.6), "kl": ("<=", 0.0035)}),
 ]
 JOLT_LAYERS = 0  # that share a decomposition: as the preset has it
 FAMILY_TARGETS = {("klt", "003"): 4.4, ("deep", "003"): 6.5, ("deep", "01"): 9,

@@ -15,8 +15,13 @@
 #include "codec/side.h"
 #include "codec/sketch.h"
 
+#include <math.h>
 #include <string.h>
 
+enum {
+    MEAN_BITS = 16, /* what a mean takes */
+    OWN_BITS = 5,   /* what it may cost where side data have means, too: see choose_means */
+};
 enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN | CST_CODED_SIDE_MEAN | CST_CODED_SKETCH };
 
 /* Where the parts of a stream lie, in bytes from its start. */
@@ -134,22 +139,27 @@ static bool find_means(float *mean, const struct sums *s, const float *x, const 
     return true;
 }
 
-/* Whether taking sums->mean off saves more bits than `bits` a channel: log2(energy / deviation) / 2
- * a value. */
-static bool takes_off(const struct sums *s, const float *x, const struct parts *p, unsigned bits,
-                      const struct cst_codec_ops *ops) {
-    double energy = 0, deviation = 0;
+/* The squares of what is left when sums->mean is taken off; *energy: of the values. */
+static double deviation_of(double *energy, const struct sums *s, const float *x,
+                           const struct parts *p, const struct cst_codec_ops *ops) {
+    double deviation = 0;
 
-    if (p->shape.coded == 0)
-        return false;
+    memset(s->deviation, 0, p->shape.channels * sizeof(double));
+    memset(s->energy, 0, p->shape.channels * sizeof(double));
     for (uint32_t t = 0; t < p->shape.coded; t++)
         ops->moments(s->deviation, s->energy, s->mean, x + (size_t)t * p->shape.padded, s->zero,
                      p->shape.channels);
+    *energy = 0;
     for (uint32_t c = 0; c < p->shape.channels; c++) {
-        energy += s->energy[c];
+        *energy += s->energy[c];
         deviation += s->deviation[c];
     }
-    /* 2^(2 bits / tokens) */
+    return deviation;
+}
+
+/* Whether values of this energy are worth `bits` a channel to have the deviation instead:
+ * log2(energy / deviation) / 2 bits a value are saved. */
+static bool pays(double energy, double deviation, double bits, const struct parts *p) {
     return energy > deviation * cst_fixed_exp(1.3862943611198906 * bits / p->shape.coded);
 }
 
@@ -222,28 +232,38 @@ static const float *side_mean(const struct cst_stage_segment *s, const struct cs
     return t && t->channels == cst_view_channels(s->view) ? t->mean : NULL;
 }
 
-/* Takes off the means of side data where that makes the values smaller: they cost nothing. Else
- * those of this segment where they are allowed and pay. */
+/* Takes off the means of this segment where they are allowed and pay, else those of side data,
+ * which cost nothing, where they make the values smaller. Beside those of side data, own means are
+ * given OWN_BITS only: they also keep the means of the errors at zero, which a model notices more
+ * than their squares. */
 static void choose_means(struct cst_coded_header *head, struct parts *p, struct sums *sums,
                          const struct cst_coded_rows *rows, const struct cst_stage_segment *s,
                          bool own, const struct cst_codec_work *w) {
     const float *side = side_mean(s, w);
+    double energy, left = INFINITY;
 
+    if (p->shape.coded == 0)
+        return;
+    own = own && p->end + 2 * (uint64_t)p->shape.channels < s->length;
     for (uint32_t c = 0; side && c < p->shape.channels; c++)
         sums->mean[c] = (double)side[c];
-    if (side && takes_off(sums, rows->x, p, 0, w->ops)) {
+    if (side)
+        left = deviation_of(&energy, sums, rows->x, p, w->ops);
+    memset(sums->mean, 0, p->shape.channels * sizeof(double));
+    if (own && find_means(rows->a, sums, rows->x, p, head->exponent, w->ops)) {
+        double deviation = deviation_of(&energy, sums, rows->x, p, w->ops);
+
+        if (pays(energy, deviation, MEAN_BITS, p) && pays(left, deviation, OWN_BITS, p)) {
+            head->flags |= CST_CODED_MEAN;
+            *p = parts_of(s, head);
+            take_means(rows->x, rows->a, p);
+            return;
+        }
+    }
+    if (side && left < energy) {
         head->flags |= CST_CODED_SIDE_MEAN;
         take_means(rows->x, side, p);
-        return;
     }
-    *sums = sums_init(w->b, p->shape.channels);
-    if (!own || p->end + 2 * (uint64_t)p->shape.channels >= s->length ||
-        !find_means(rows->a, sums, rows->x, p, head->exponent, w->ops) ||
-        !takes_off(sums, rows->x, p, 16, w->ops))
-        return;
-    head->flags |= CST_CODED_MEAN;
-    *p = parts_of(s, head);
-    take_means(rows->x, rows->a, p);
 }
 
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
