@@ -52,7 +52,8 @@ int cst_preset_from_name(const char *name);   /* -1 if unknown */
 
 struct cst_side; /* learned tables of a space, codec/side.h */
 
-/* Tokens at the start of a sequence whose K and V stay raw in lossy presets. */
+/* Tokens at the start of a sequence whose K and V stay raw in lossy presets. (So do those of other
+ * tokens that are far from the rest of their block, docs/codec-format.md section 4.11.) */
 enum { CST_SINK_TOKENS = 4 };
 
 struct cst_encode_params {
@@ -61,7 +62,7 @@ struct cst_encode_params {
     uint32_t
         first_position; /* position of the block's first token; decides which tokens are sinks */
     /* Largest allowed rms error over rms deviation from the channel mean, per layer and tensor,
-     * sinks excluded, checked on the decoded values; 0 = must be exact. */
+     * sinks and outliers excluded, checked on the decoded values; 0 = must be exact. */
     float bound;
     uint8_t bits_k, bits_v; /* turboquant: bits of a value, 1..8, 0 = 4; other presets: 0 */
     uint8_t group_layers;   /* jolt family: layers that share a decomposition; 0 = 6, below

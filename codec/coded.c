@@ -7,6 +7,7 @@
  * precision is lost.
  */
 #include "codec/coded.h"
+#include "codec/outliers.h"
 
 #include <string.h>
 
@@ -56,13 +57,25 @@ static bool choose_exponent(int8_t *exponent, uint32_t largest) {
     return true;
 }
 
+/* The magnitude of the largest value, as its bits. */
+static uint32_t largest_of(const float *row, const struct cst_coded_shape *shape,
+                           const struct cst_codec_ops *ops) {
+    uint32_t largest = 0;
+
+    for (uint32_t t = 0; t < shape->coded; t++, row += shape->padded) {
+        uint32_t most = ops->largest(row, shape->channels);
+
+        largest = CST_MAX(largest, most);
+    }
+    return largest;
+}
+
 bool cst_coded_load(struct cst_coded_header *head, const uint8_t *seg,
                     const struct cst_stage_segment *s, const struct cst_codec_work *w) {
     struct cst_coded_shape shape = cst_coded_shape(s, 8);
     struct cst_runs runs = cst_view_runs(s->view, s->tokens);
     bool turn = head->flags & CST_CODED_UNROTATED;
     float *row = w->plane;
-    uint32_t largest = 0;
 
     if (!cst_runs_holes_are_zero(&runs, seg, s->length) || (turn && !can_turn(s, w)))
         return false;
@@ -71,15 +84,12 @@ bool cst_coded_load(struct cst_coded_header *head, const uint8_t *seg,
         cst_store32(&head->rope, cst_rope_id(s->rotated));
     }
     for (uint32_t t = s->sinks; t < s->tokens; t++, row += shape.padded) {
-        uint32_t most;
-
         cst_stage_load_row(row, seg, s->view, t, w->ops);
         if (turn)
             cst_rope_turn(w->rope, s->rotated, row, s->view->heads, s->view->dims, t, -1, w->ops);
-        most = w->ops->largest(row, shape.channels);
-        largest = CST_MAX(largest, most);
     }
-    return choose_exponent(&head->exponent, largest);
+    cst_outliers_take(w->plane, shape.padded, cst_outlier_excess(s->view), s, w);
+    return choose_exponent(&head->exponent, largest_of(w->plane, &shape, w->ops));
 }
 
 bool cst_coded_open(struct cst_coded_header *head, uint8_t *seg, const struct cst_stage_segment *s,

@@ -68,30 +68,41 @@ size_t cst_stage_finish(cst_stage_decode_fn *decode, const uint8_t *stream, size
     double e = INFINITY;
 
     if (decode(w->a, s, stream, len, w))
-        e = cst_distortion(seg, w->a, s->view, s->sinks, s->tokens, w);
+        e = cst_distortion(seg, w->a, s->view, s->sinks, s->tokens, &w->outliers[s->index], w);
     if (!isfinite(e))
         return 0;
     *error = (float)e;
     return len;
 }
 
+/* The first token from t on that isn't in a list; *k: tokens of the list that lie before t. */
+static uint32_t next_token(uint32_t t, const struct cst_outliers *but, uint32_t *k) {
+    for (; but && *k < but->n && but->token[*k] <= t; ++*k)
+        t += but->token[*k] == t;
+    return t;
+}
+
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *v,
-                      uint32_t first, uint32_t end, const struct cst_codec_work *w) {
+                      uint32_t first, uint32_t end, const struct cst_outliers *but,
+                      const struct cst_codec_work *w) {
     uint32_t n = cst_view_channels(v);
     double *mean = (void *)w->b, *square = mean + n, *error = square + n;
     float *x = (void *)(error + n), *y = x + n;
     double errors = 0, squares = 0;
+    uint32_t k = 0, counted = 0;
 
     if (first >= end)
         return 0;
     memset(w->b, 0, 3 * n * sizeof(*mean));
-    for (uint32_t t = first; t < end; t++) {
+    for (uint32_t t = next_token(first, but, &k); t < end; t = next_token(t + 1, but, &k)) {
         cst_stage_load_row(x, seg, v, t, w->ops);
         w->ops->add(mean, x, n);
+        counted++;
     }
     for (uint32_t c = 0; c < n; c++)
-        mean[c] /= end - first;
-    for (uint32_t t = first; t < end; t++) {
+        mean[c] /= counted;
+    k = 0;
+    for (uint32_t t = next_token(first, but, &k); t < end; t = next_token(t + 1, but, &k)) {
         cst_stage_load_row(x, seg, v, t, w->ops);
         cst_stage_load_row(y, decoded, v, t, w->ops);
         w->ops->moments(square, error, mean, x, y, n);

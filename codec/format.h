@@ -43,12 +43,12 @@ enum cst_frame_flag {
  * there are any.
  */
 struct cst_stream_entry {
-    uint8_t stage;   /* enum cst_stage */
-    uint8_t version; /* of the stage */
-    struct cst_le16 reserved;
-    struct cst_le32 length; /* bytes, without the padding to the next stream */
-    struct cst_le32 crc;    /* CRC32C of these bytes */
-    struct cst_le32 error;  /* float: of this stream, as in the header */
+    uint8_t stage;            /* enum cst_stage */
+    uint8_t version;          /* of the stage */
+    struct cst_le16 outliers; /* tokens that lossy stages keep; they end the stream */
+    struct cst_le32 length;   /* bytes, without the padding to the next stream */
+    struct cst_le32 crc;      /* CRC32C of these bytes */
+    struct cst_le32 error;    /* float: of this stream, as in the header */
 };
 _Static_assert(sizeof(struct cst_stream_entry) == 16, "docs/codec-format.md section 3");
 

@@ -11,6 +11,7 @@
 #include "codec/dtype.h"
 #include "codec/format.h"
 #include "codec/frame_layout.h"
+#include "codec/outliers.h"
 #include "codec/preset.h"
 #include "codec/side.h"
 #include "codec/stage.h"
@@ -84,7 +85,8 @@ static int check_table(const struct decoder *d) {
             cst_load32(&table[i].length) > d->info.frame_bytes - start)
             return CST_CODEC_E_CORRUPT;
         if (!cst_stage_known(table[i].stage, d->info.layered) ||
-            table[i].version != CST_STAGE_VERSION || cst_load16(&table[i].reserved))
+            table[i].version != CST_STAGE_VERSION ||
+            (cst_load16(&table[i].outliers) && !cst_stage_is_lossy(table[i].stage)))
             return CST_CODEC_E_VERSION;
         at = start + cst_load32(&table[i].length);
     }
@@ -134,14 +136,14 @@ static bool decode_gaps(struct decoder *d, uint64_t at) {
 static bool decode_keys(const struct decoder *d, uint8_t *dst, struct cst_stage_segment *s,
                         uint8_t stage, const uint8_t *src, size_t len) {
     uint32_t stored = s->position;
-    bool only_sinks = cst_stage_is_unrotated(stage, src, len);
+    bool only_kept = cst_stage_is_unrotated(stage, src, len);
 
-    if (only_sinks)
+    if (only_kept)
         s->position = d->position;
     if (!cst_stream_decode(dst, s->length, s, stage, src, len, &d->work))
         return false;
     s->position = stored;
-    return cst_stage_place(dst, s, d->position, only_sinks, &d->work);
+    return cst_stage_place(dst, s, d->position, only_kept, &d->work);
 }
 
 static bool decode_one(const struct decoder *d, uint32_t k, uint64_t at) {
@@ -153,7 +155,8 @@ static bool decode_one(const struct decoder *d, uint32_t k, uint64_t at) {
     struct cst_stage_segment s =
         cst_stage_segment(&view, d->desc, seg, d->info.tokens, d->info.first_position);
 
-    if (!stream_is_intact(d, k, at))
+    if (!stream_is_intact(d, k, at) ||
+        !cst_outliers_open(&s, cst_load16(&entry->outliers), src, &len, &d->work))
         return false;
     if (seg->layer < d->params->first_layer)
         return cst_layered_skip(&s, entry->stage, src, len, &d->work);

@@ -52,6 +52,7 @@ static uint8_t *stream_start(struct encoder *e) {
 static void stream_end(struct encoder *e, struct cst_stream s) {
     struct cst_stream_entry entry = { .stage = s.stage, .version = CST_STAGE_VERSION };
 
+    cst_store16(&entry.outliers, s.outliers);
     cst_store32(&entry.length, (uint32_t)s.length);
     cst_store32(&entry.crc, cst_crc32c(0, e->frame + e->at, s.length));
     cst_store32(&entry.error, cst_f32_bits(s.error));

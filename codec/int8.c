@@ -8,11 +8,8 @@
  * A segment with values that are not finite, or too large for an fp16 scale, or with an error that
  * has nothing to be compared with, is refused; its block keeps it without loss.
  */
-#include "codec/dtype.h"
-#include "codec/stage.h"
-
-#include "base/le.h"
-#include "base/macros.h"
+#include "codec/coded.h"
+#include "codec/outliers.h"
 
 #include <math.h>
 #include <string.h>
@@ -55,14 +52,16 @@ static bool encode_group(uint8_t *scale_out, uint8_t *q, const float *x, uint32_
 
 static bool encode_tokens(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
                           const struct parts *p, const struct cst_codec_work *w) {
-    float *x = (void *)w->b;
+    struct cst_coded_shape shape = cst_coded_shape(s, 8);
+    const float *x = w->plane;
 
-    for (uint32_t t = s->sinks; t < s->tokens; t++) {
-        uint64_t coded = t - s->sinks;
-        uint8_t *scale = dst + p->scales + coded * p->groups * 2;
-        uint8_t *q = dst + p->values + coded * p->channels;
+    for (uint32_t i = 0; i < shape.coded; i++)
+        cst_stage_load_row(w->plane + (size_t)i * shape.padded, seg, s->view, s->sinks + i, w->ops);
+    cst_outliers_take(w->plane, shape.padded, cst_outlier_excess(s->view), s, w);
+    for (uint64_t i = 0; i < shape.coded; i++, x += shape.padded) {
+        uint8_t *scale = dst + p->scales + i * p->groups * 2;
+        uint8_t *q = dst + p->values + i * p->channels;
 
-        cst_stage_load_row(x, seg, s->view, t, w->ops);
         for (uint32_t c = 0; c < p->channels; c += GROUP, scale += 2) {
             if (!encode_group(scale, q + c, x + c, CST_MIN(GROUP, p->channels - c), w->ops))
                 return false;

@@ -17,6 +17,7 @@
 #include "codec/dtype.h"
 #include "codec/format.h"
 #include "codec/linalg.h"
+#include "codec/outliers.h"
 #include "codec/rans.h"
 #include "codec/side_format.h"
 
@@ -344,6 +345,9 @@ static bool load_residual(float *rows, const uint8_t *seg, const struct cst_stag
 
     if (!cst_runs_holes_are_zero(&runs, seg, s->length) || !load(row, seg, s, w))
         return false;
+    cst_outliers_take(rows, t->channels,
+                      state_of(w)->deep ? CST_OUTLIER_EXCESS_STEP : cst_outlier_excess(s->view), s,
+                      w);
     for (uint32_t i = 0; i < t->tokens; i++, row += t->channels) {
         for (uint32_t c = 0; c < t->channels; c++)
             row[c] -= t->start[c];

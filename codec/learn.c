@@ -16,6 +16,7 @@
 #include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/linalg.h"
+#include "codec/outliers.h"
 #include "codec/rope.h"
 #include "codec/side_format.h"
 #include "codec/stage.h"
@@ -58,7 +59,8 @@ struct learner {
     float *chunk;  /* [CHUNK][most] */
     float *r, *z;  /* [CHUNK][WIDE] residual, coefficients */
     struct cst_rope_table *rope;
-    double *sums; /* [most] */
+    double *sums;  /* [most] */
+    float *energy; /* [2][block_tokens] */
     struct products fold[FOLDS], all, rest;
     double *normal;                  /* [INPUTS_MAX][INPUTS_MAX] */
     double *rhs;                     /* [INPUTS_MAX][WIDE] */
@@ -111,6 +113,7 @@ static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
     l->r = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
     l->z = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
     l->sums = carve(r, l->most, sizeof(double));
+    l->energy = carve(r, 2 * (uint64_t)l->desc->block_tokens, sizeof(float));
     rope = carve(r, cst_rope_work_size(l->desc->block_tokens, pairs), 1);
     if (r->base)
         l->rope = cst_rope_table_init(rope, l->desc->block_tokens, pairs);
@@ -173,7 +176,8 @@ static const struct cst_segment *segment_of(const struct cst_descriptor *desc, u
     return NULL;
 }
 
-/* Rows of one block; values that can't be averaged become zeros. Their number. */
+/* Rows of one block; values that can't be averaged become zeros, and outliers are another token's.
+ * Their number. */
 static uint32_t load_block(struct learner *l, float *x, uint32_t channels,
                            const struct cst_learn_block *b, const struct cst_segment *seg,
                            uint32_t room) {
@@ -181,6 +185,10 @@ static uint32_t load_block(struct learner *l, float *x, uint32_t channels,
     struct cst_stage_segment s =
         cst_stage_segment(&view, l->desc, seg, b->tokens, b->first_position);
     const uint8_t *src = b->bytes + seg->offset;
+    struct cst_outlier_rows rows = {
+        .x = x, .stride = channels, .channels = channels, .mean = l->mean, .energy = l->energy
+    };
+    struct cst_outliers outliers;
     uint32_t n = 0;
 
     if (s.rotated)
@@ -192,6 +200,8 @@ static uint32_t load_block(struct learner *l, float *x, uint32_t channels,
         if (l->ops->largest(x, channels) > cst_f32_bits(0x1p40f))
             memset(x, 0, channels * sizeof(*x));
     }
+    rows.n = n;
+    cst_outliers_find(&outliers, &rows, cst_outlier_excess(&view));
     return n;
 }
 

@@ -10,6 +10,7 @@
 #include "codec/exponents.h"
 #include "codec/format.h"
 #include "codec/klt.h"
+#include "codec/outliers.h"
 #include "codec/preset.h"
 
 #include <string.h>
@@ -40,6 +41,20 @@ static bool leans(const uint8_t *stream, uint8_t stage) {
            (stage == CST_STAGE_LLOYD && head->flags & CST_CODED_SIDE_MEAN);
 }
 
+/* Puts the outliers of a segment behind its stream. */
+static void append_outliers(struct cst_stream *s, uint8_t *dst, const uint8_t *src,
+                            const struct cst_stage_segment *seg, const struct cst_codec_work *w) {
+    size_t n = cst_outliers_size(seg, w);
+
+    if (s->length + n >= seg->length) {
+        s->length = 0;
+        return;
+    }
+    cst_outliers_save(dst + s->length, w->a, src, seg, w);
+    s->length += n;
+    s->outliers = w->outliers[seg->index].n;
+}
+
 /* Length 0: the recipe has no lossy stage, or it can't take this segment. */
 static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
                                       const struct cst_stage_segment *seg, struct cst_recipe recipe,
@@ -64,6 +79,8 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
     else if (recipe.stage == CST_STAGE_KLT)
         s.length = cst_klt_encode(dst, src, seg, w, &s.error);
     s.leans = s.length && leans(dst, recipe.stage);
+    if (s.length)
+        append_outliers(&s, dst, src, seg, w);
     return s;
 }
 
@@ -106,6 +123,10 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
 bool cst_stage_known(uint8_t stage, bool layered) {
     return stage <= CST_STAGE_POLAR || stage == CST_STAGE_EXPONENTS ||
            (layered && (stage == CST_STAGE_TUCKER || stage == CST_STAGE_KLT));
+}
+
+bool cst_stage_is_lossy(uint8_t stage) {
+    return stage >= CST_STAGE_INT8 && stage <= CST_STAGE_KLT;
 }
 
 bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
@@ -164,6 +185,8 @@ bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment 
                        const uint8_t *src, size_t len, const struct cst_codec_work *w) {
     if (!decode_segment(dst, n, seg, stage, src, len, w))
         return false;
+    if (seg)
+        cst_outliers_restore(dst, src + len, seg, w);
     if (w->preset == CST_PRESET_DEEP && seg && stage != CST_STAGE_KLT)
         cst_klt_note(dst, seg, w);
     return true;
@@ -171,21 +194,28 @@ bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment 
 
 /* ---- another position ------------------------------------------------------------------------ */
 
+static void move(uint8_t *seg, const struct cst_stage_segment *s, uint32_t t, float direction,
+                 const struct cst_codec_work *w) {
+    cst_stage_load_row(w->plane, seg, s->view, t, w->ops);
+    cst_rope_turn(w->rope, s->rotated, w->plane, s->view->heads, s->view->dims, 0, direction,
+                  w->ops);
+    cst_stage_store_row(seg, s->view, t, w->plane, w);
+}
+
 /* Keys move by one angle a pair, however many tokens: that of the distance. */
 bool cst_stage_place(uint8_t *seg, const struct cst_stage_segment *s, uint32_t position,
-                     bool only_sinks, const struct cst_codec_work *w) {
+                     bool only_kept, const struct cst_codec_work *w) {
+    const struct cst_outliers *o = &w->outliers[s->index];
     bool ahead = position >= s->position;
-    uint32_t n = only_sinks ? s->sinks : s->tokens;
+    uint32_t n = only_kept ? s->sinks : s->tokens;
     uint32_t distance = ahead ? position - s->position : s->position - position;
 
     if (!s->view || !w->rope || !cst_rope_known(s->rotated, s->view->dims))
         return false;
     cst_rope_prepare(w->rope, s->rotated, distance, 1);
-    for (uint32_t t = 0; t < n; t++) {
-        cst_stage_load_row(w->plane, seg, s->view, t, w->ops);
-        cst_rope_turn(w->rope, s->rotated, w->plane, s->view->heads, s->view->dims, 0,
-                      ahead ? 1 : -1, w->ops);
-        cst_stage_store_row(seg, s->view, t, w->plane, w);
-    }
+    for (uint32_t t = 0; t < n; t++)
+        move(seg, s, t, ahead ? 1 : -1, w);
+    for (uint32_t k = 0; only_kept && k < o->n; k++)
+        move(seg, s, o->token[k], ahead ? 1 : -1, w);
     return true;
 }

@@ -13,6 +13,16 @@
 #include "codec/rope.h"
 #include "codec/view.h"
 
+/* Rows of a segment that are kept as they are (codec/outliers.h). */
+enum {
+    CST_OUTLIERS_SHARE = 16, /* at most one in so many coded tokens */
+    CST_OUTLIERS_MAX = CST_BLOCK_TOKENS_MAX / CST_OUTLIERS_SHARE
+};
+struct cst_outliers {
+    uint16_t n;
+    uint16_t token[CST_OUTLIERS_MAX]; /* in the block, rising */
+};
+
 struct cst_codec_work {
     const struct cst_codec_ops *ops;
     uint32_t preset; /* that the workspace is laid out for */
@@ -20,7 +30,9 @@ struct cst_codec_work {
     const struct cst_encode_params *params; /* NULL while decoding */
     const struct cst_side *side;            /* NULL: none */
     uint32_t *order; /* [n_segments] segment of each stream; filled by cst_layout_order() */
-    void *dense;     /* of the presets of layered frames, cst_dense_work_size() bytes */
+    struct cst_outliers *outliers; /* [n_segments] of those coded so far, or decoded */
+    float *energy;                 /* [2][block_tokens] */
+    void *dense; /* of the presets of layered frames, cst_dense_work_size() bytes */
     size_t dense_size;
     struct cst_huff_table *huff;
     struct cst_exponents_work *exponents;
@@ -36,6 +48,7 @@ struct cst_stage_segment {
     uint64_t length;
     const struct cst_view *view;
     const struct cst_layer *rotated; /* how, for keys that are stored rotated; else NULL */
+    uint32_t index;                  /* in the descriptor */
     uint32_t layer;
     uint8_t tensor, dtype;
     uint32_t tokens;   /* present */
@@ -58,8 +71,9 @@ struct cst_stream {
     uint8_t stage;
     size_t length;
     float error;
-    bool lossy; /* the decoded segment is in w->a */
-    bool leans; /* on side data */
+    bool lossy;        /* the decoded segment is in w->a */
+    bool leans;        /* on side data */
+    uint16_t outliers; /* behind what the stage made */
 };
 
 /* As the preset of w->params wants it, or without loss, or as it is. dst as for a stage. */
@@ -70,21 +84,25 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
 struct cst_stream cst_stream_encode_bytes(uint8_t *dst, const uint8_t *src, uint64_t n,
                                           uint32_t preset, const struct cst_codec_work *w);
 
-/* n bytes from a stream; s is NULL for the bytes in no segment. */
+/* n bytes from a stream, and the outliers behind it that were opened; s is NULL for the bytes in no
+ * segment. */
 bool cst_stream_decode(uint8_t *dst, uint64_t n, const struct cst_stage_segment *s, uint8_t stage,
                        const uint8_t *src, size_t len, const struct cst_codec_work *w);
 
 /* Whether streams of this stage may stand in a frame. */
 bool cst_stage_known(uint8_t stage, bool layered);
 
+/* Whether outliers may stand behind streams of this stage. */
+bool cst_stage_is_lossy(uint8_t stage);
+
 /* Whether the stream keeps keys turned back, so that decoding can place all but the sinks
- * anywhere. */
+ * and outliers anywhere. */
 bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len);
 
 /* Turns keys that were decoded at s->position to `position`; false when they can't be. With
- * only_sinks those alone, the rest is there already. */
+ * only_kept sinks and outliers alone, the rest is there already. */
 bool cst_stage_place(uint8_t *seg, const struct cst_stage_segment *s, uint32_t position,
-                     bool only_sinks, const struct cst_codec_work *w);
+                     bool only_kept, const struct cst_codec_work *w);
 
 /* ---- layered presets (layered.c) ---- */
 
@@ -196,7 +214,8 @@ size_t cst_stage_finish(cst_stage_decode_fn *decode, const uint8_t *stream, size
 /*
  * Rms error over rms deviation from the channel mean, over tokens first .. end - 1 of a segment and
  * its decoded form. 0 when there is no error; infinite when there is one and no deviation, or a
- * value that is not finite. Uses w->b.
+ * value that is not finite. Tokens of `but` don't count; NULL: none. Uses w->b.
  */
 double cst_distortion(const uint8_t *seg, const uint8_t *decoded, const struct cst_view *view,
-                      uint32_t first, uint32_t end, const struct cst_codec_work *w);
+                      uint32_t first, uint32_t end, const struct cst_outliers *but,
+                      const struct cst_codec_work *w);

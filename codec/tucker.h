@@ -38,7 +38,7 @@ const struct cst_tucker_recipe *cst_tucker_recipe(uint32_t preset);
 struct cst_tucker_member {
     uint64_t offset, length; /* of the segment in the block */
     uint32_t heads;
-    size_t sink_bytes;
+    size_t sink_bytes, outlier_bytes;
     bool mean;
     int8_t exponent;
     float weight;

@@ -15,6 +15,7 @@
 #include "codec/frame_layout.h"
 #include "codec/heads.h"
 #include "codec/linalg.h"
+#include "codec/outliers.h"
 #include "codec/tucker.h"
 
 #include "base/macros.h"
@@ -52,6 +53,7 @@ uint64_t cst_tucker_stream_size(const struct cst_tucker *t, const struct cst_tuc
                  sizeof(struct cst_tucker_header) + 2 * (uint64_t)m->heads * p->rank_t * p->rank_d +
                  (m->mean ? 2 * channels : 0);
 
+    n += m->outlier_bytes;
     if (member == 0)
         n += 2 * (tokens * p->rank_t + (uint64_t)cell->dims * p->rank_d);
     if (p->bits)
@@ -334,6 +336,7 @@ static void add_segment(struct planner *p, const struct cst_segment *seg,
         return;
     m.heads = view.heads;
     m.sink_bytes = cst_coded_shape(&s, 8).sink_bytes;
+    m.outlier_bytes = cst_outliers_size(&s, p->w);
     join_cell(p, &s, &m);
     t->budget +=
         (uint64_t)((double)((uint64_t)params->tokens * cst_view_channels(&view) * view.esize) /

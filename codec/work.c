@@ -14,7 +14,7 @@
 enum { WORK_ALIGN = 64 };
 
 struct room {
-    uint64_t table, exponents, order, buffer, plane, rope, zstd, dense;
+    uint64_t table, exponents, order, outliers, energy, buffer, plane, rope, zstd, dense;
     uint32_t pairs; /* most rotated pairs of a head */
 };
 
@@ -32,14 +32,17 @@ static void room_for_plane(struct room *r, const struct cst_descriptor *desc,
 }
 
 static uint64_t room_total(const struct room *r) {
-    return r->table + r->exponents + r->order + 2 * r->buffer + r->plane + r->rope + r->zstd +
-           r->dense;
+    return r->table + r->exponents + r->order + r->outliers + r->energy + 2 * r->buffer + r->plane +
+           r->rope + r->zstd + r->dense;
 }
 
 static struct room room_of(const struct cst_descriptor *desc, uint32_t preset) {
     struct room r = { .table = cst_align_up(sizeof(struct cst_huff_table), WORK_ALIGN),
                       .exponents = cst_align_up(cst_exponents_work_size(), WORK_ALIGN),
                       .order = cst_align_up(desc->n_segments * sizeof(uint32_t), WORK_ALIGN),
+                      .outliers =
+                          cst_align_up(desc->n_segments * sizeof(struct cst_outliers), WORK_ALIGN),
+                      .energy = cst_align_up(2 * sizeof(float) * desc->block_tokens, WORK_ALIGN),
                       .dense = cst_align_up(cst_dense_work_size(desc, preset), WORK_ALIGN),
                       .buffer = cst_gap_bytes(desc) };
     bool bytes = r.buffer > 0;
@@ -76,7 +79,8 @@ bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *
                          uint32_t preset, void *work, size_t work_len) {
     struct room r = room_of(desc, preset);
     uint8_t *exponents = (uint8_t *)work + r.table, *order = exponents + r.exponents;
-    uint8_t *a = order + r.order, *plane = a + 2 * r.buffer;
+    uint8_t *outliers = order + r.order, *energy = outliers + r.outliers;
+    uint8_t *a = energy + r.energy, *plane = a + 2 * r.buffer;
     uint8_t *rope = plane + r.plane, *zstd = rope + r.rope;
 
     if (work_len < room_total(&r) || (uintptr_t)work % WORK_ALIGN)
@@ -88,6 +92,8 @@ bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *
         .huff = work,
         .exponents = cst_exponents_work_init(exponents),
         .order = (void *)order,
+        .outliers = (void *)outliers,
+        .energy = (void *)energy,
         .a = a,
         .b = a + r.buffer,
         .plane = (void *)plane,
@@ -97,6 +103,8 @@ bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *
         .dense = r.dense ? zstd + r.zstd : NULL,
         .dense_size = r.dense,
     };
+    for (uint32_t i = 0; i < desc->n_segments; i++)
+        w->outliers[i].n = 0;
     return true;
 }
 
@@ -111,6 +119,7 @@ struct cst_stage_segment cst_stage_segment(struct cst_view *view, const struct c
         .length = seg->length,
         .view = cst_view_init(view, desc, seg) ? view : NULL,
         .rotated = rotated ? layer : NULL,
+        .index = (uint32_t)(seg - desc->segments),
         .layer = seg->layer,
         .tensor = seg->tensor,
         .dtype = seg->dtype,

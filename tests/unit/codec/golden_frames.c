@@ -30,6 +30,7 @@ struct good {
     enum content content;
     const struct cst_layer *rope; /* how the keys of all layers are rotated, or NULL */
     bool old;                     /* of an encoder before this one's: kept, only decoded */
+    bool outliers;                /* tokens 7 and 30 are 25 times as large as others */
     uint32_t learned; /* blocks that the side data beside the frame were learned from; 0: none */
 };
 
@@ -172,6 +173,31 @@ static const struct good goods[] = {
       SIDE,
       &narrow,
       .learned = 14 },
+    { "int8-f16-outliers",
+      { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 2, 40, 0 },
+      { CST_PRESET_INT8, 32, 64, 1 },
+      MODEL,
+      &plain,
+      .outliers = true },
+    { "turboquant-bf16-outliers",
+      { CASE_HEADS, CST_DTYPE_BF16, 64, 1, 1, 80, 2 },
+      { CST_PRESET_TURBOQUANT, 50, 2, 1 },
+      MODEL,
+      &llama3,
+      .outliers = true },
+    { "jolt-plus-bf16-outliers",
+      { CASE_ROWS, CST_DTYPE_BF16, 32, 2, 2, 40, 0 },
+      { .preset = CST_PRESET_JOLT_PLUS, .tokens = 32, .first_position = 64, .bound = 1 },
+      WAVES,
+      &plain,
+      .outliers = true },
+    { "klt-bf16-outliers",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 2, 2, 12, 0 },
+      { .preset = CST_PRESET_KLT, .tokens = 64, .first_position = 64, .bound = 1 },
+      SIDE,
+      &narrow,
+      .outliers = true,
+      .learned = 14 },
 };
 
 /* A bad frame is one of the good ones, lossless-bf16 if `of` is NULL, with bytes set from `at` on,
@@ -192,6 +218,7 @@ enum { HEAD = sizeof(struct cst_frame_header), STREAMS = HEAD + 4 * 16 };
 #define TURBOQUANT "turboquant-bf16-llama3"
 #define JOLT "jolt-bf16"
 #define DEEP "deep-bf16-sinks"
+#define OUTLIERS "jolt-plus-bf16-outliers"
 
 static const struct bad bads[] = {
     { "bad-magic", CST_CODEC_E_CORRUPT, 0, 'X', 0, true },
@@ -237,6 +264,8 @@ static const struct bad bads[] = {
     { "bad-klt-step", CST_CODEC_E_CORRUPT, STREAMS + 7, 0xff, 0, true, DEEP },
     { "bad-klt-rope", CST_CODEC_E_CORRUPT, STREAMS + 8, 0, 0, true, DEEP },
     { "bad-side-check", CST_CODEC_E_SIDE, 56, 0, 0, true, DEEP },
+    { "bad-outliers-count", CST_CODEC_E_CORRUPT, HEAD + 2, 3, 0, true, OUTLIERS },
+    { "bad-outliers-stage", CST_CODEC_E_VERSION, HEAD + 2, 1, 0, true },
     { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
     { "bad-cut-in-header", CST_CODEC_E_CORRUPT, 0, 'C', -100000, false },
 };
@@ -271,6 +300,17 @@ static void fill_waves(struct case_block *c, const struct good *g) {
                                            cosf(.3f * (float)(d + i)) +
                                        sinf(.2f * (float)t + (float)d));
             }
+        }
+    }
+}
+
+static void make_outliers(struct case_block *c, const struct good *g) {
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        for (uint32_t d = 0; d < g->shape.heads * g->shape.dims; d++) {
+            for (uint32_t t = 7; t <= 30; t += 23)
+                case_set_value(
+                    c, i, t, d / g->shape.dims, d % g->shape.dims,
+                    25 * case_value(c, c->block, i, t, d / g->shape.dims, d % g->shape.dims));
         }
     }
 }
@@ -322,6 +362,8 @@ static struct case_block *make(const struct good *g) {
         side_case_fill(c, 1, p.tokens);
         p.side = c->side;
     }
+    if (g->outliers)
+        make_outliers(c, g);
     assert_int_equal(case_encode(c, &p, NULL), 0);
     if (g->old)
         c->frame_len = load(c->frame, c->cap, g->name, "frame");

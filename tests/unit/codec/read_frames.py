@@ -736,6 +736,26 @@ def stream(layout, seg, tokens, first_position, stage, data, n):
     return coding(layout, seg, tokens, first_position, data)
 
 
+def take_outliers(layout, seg, tokens, first_position, data, n):
+    """Splits a stream with n tokens behind it: what the stage made, {offset: bytes}"""
+    if not n:
+        return data, {}
+    need(seg["dtype"] != OPAQUE)
+    places, size = offsets(layout, seg, tokens), SIZE[seg["dtype"]]
+    sinks, row = min(tokens, max(0, 4 - first_position)), len(places[0]) * SIZE[seg["dtype"]]
+    need(n <= (tokens - sinks) // 16 and len(data) >= n * (2 + row))
+    data, rest = data[:-n * (2 + row)], data[-n * (2 + row):]
+    numbers = struct.unpack_from(f"<{n}H", rest)
+    need(sinks <= numbers[0] and numbers[-1] < tokens)
+    need(all(a < b for a, b in zip(numbers, numbers[1:])))
+    kept = {}
+    for k, t in enumerate(numbers):
+        for c, at in enumerate(places[t]):
+            from_ = 2 * n + k * row + c * size
+            kept[at] = rest[from_:from_ + size]
+    return data, kept
+
+
 def gaps(layout):
     at = 0
     for s in layout["segments"] + [{"offset": layout["block_bytes"], "length": 0}]:
@@ -768,17 +788,18 @@ def decode(frame, layout, side=None):
     if layered:
         order.sort(key=lambda i: (layout["segments"][i]["layer"], layout["segments"][i]["tensor"]))
     for i in range(n):
-        stage, stage_version, zero, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
+        stage, stage_version, kept, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
         need(stage <= POLAR or stage == EXPONENTS or layered and stage in (TUCKER, KLT), "version")
-        need(stage_version == 1 and zero == 0, "version")
+        need(stage_version == 1 and (not kept or INT8 <= stage <= KLT), "version")
         at = start + length
         data = frame[start:at]
         need(crc32c(data) == crc)
         if i < len(layout["segments"]):
             seg = layout["segments"][order[i]]
             where = slice(seg["offset"], seg["offset"] + seg["length"])
+            data, kept = take_outliers(layout, seg, tokens, first_position, data, kept)
             if stage == TUCKER:
                 block[where] = tucker(layout, seg, tokens, first_position, data, cells)
             elif stage == KLT:
@@ -789,9 +810,11 @@ def decode(frame, layout, side=None):
             else:
                 block[where] = stream(layout, seg, tokens, first_position, stage, data,
                                       seg["length"])
-                if preset == DEEP and seg["tensor"] < 2:
-                    last[seg["layer"], seg["tensor"]] = plain_rows(
-                        layout, seg, tokens, first_position, block[where])
+            for place, value in kept.items():
+                block[seg["offset"] + place:seg["offset"] + place + len(value)] = value
+            if preset == DEEP and stage != KLT and seg["tensor"] < 2:
+                last[seg["layer"], seg["tensor"]] = plain_rows(
+                    layout, seg, tokens, first_position, block[where])
         else:
             rest = stream(layout, None, tokens, first_position, stage, data, gap_bytes)
             for a, b in gaps(layout):

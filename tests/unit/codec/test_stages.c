@@ -6,6 +6,7 @@
 #include "tests/lib/check.h"
 #include "tests/unit/codec/codec_case.h"
 
+#include "codec/coded.h"
 #include "codec/dtype.h"
 #include "codec/format.h"
 #include "codec/stage.h"
@@ -43,6 +44,9 @@ static void bench_init(struct bench *b, const struct case_shape *shape, uint32_t
         .huff = malloc(sizeof(struct cst_huff_table)),
         .a = malloc(b->seg->length),
         .b = malloc(b->seg->length),
+        .outliers = calloc(1, sizeof(struct cst_outliers)),
+        .energy = malloc(2 * sizeof(float) * shape->block_tokens),
+        .plane = malloc(b->s.view ? cst_coded_plane_size(b->s.view) : 1),
         .zstd = malloc(cst_zstd_work_size()),
         .zstd_size = cst_zstd_work_size(),
     };
@@ -54,6 +58,9 @@ static void bench_deinit(struct bench *b) {
     free(b->w.huff);
     free(b->w.a);
     free(b->w.b);
+    free(b->w.outliers);
+    free(b->w.energy);
+    free(b->w.plane);
     free(b->w.zstd);
     free(b->stream);
     free(b->out);
@@ -272,7 +279,8 @@ static void int8_refuses_what_it_would_spoil(void **state) {
         assert_int_equal(cst_int8_encode(b.stream, b.src, &b.s, &b.w, &error), 0);
     }
     case_fill_model(b.c, 1, 64);
-    case_set_value(b.c, 0, 60, 0, 0, 1e7f); /* its scale overflows fp16 */
+    for (uint32_t t = 60; t < 64; t++)
+        case_set_value(b.c, 0, t, 0, 0, 1e7f); /* scales overflow fp16; too many for outliers */
     assert_int_equal(cst_int8_encode(b.stream, b.src, &b.s, &b.w, &error), 0);
     case_fill_model(b.c, 1, 64);
     b.c->block[b.s.length - 1] = 1;
@@ -345,6 +353,7 @@ static void zstd_gives_bytes_back(void **state) {
 
 static void distortion_by_hand(void **state) {
     static const struct case_shape shape = { CASE_TRANSPOSED, CST_DTYPE_F32, 16, 1, 1, 2, 0 };
+    static const struct cst_outliers but = { 2, { 5, 7 } };
     struct bench b;
     float *x, *y;
 
@@ -358,14 +367,21 @@ static void distortion_by_hand(void **state) {
         y[16 + t] = x[16 + t];
     }
     /* errors: 16 x .25; deviation: 16 x (9 + 16) */
-    assert_true(fabs(cst_distortion(b.src, b.out, &b.view, 0, 16, &b.w) - sqrt(4.0 / 400)) < 1e-15);
+    assert_true(fabs(cst_distortion(b.src, b.out, &b.view, 0, 16, NULL, &b.w) - sqrt(4.0 / 400)) <
+                1e-15);
     /* of tokens 4 and 5 only */
-    assert_true(fabs(cst_distortion(b.src, b.out, &b.view, 4, 6, &b.w) - sqrt(.5 / 50)) < 1e-15);
-    assert_true(cst_distortion(b.src, b.src, &b.view, 0, 16, &b.w) == 0);
-    assert_true(cst_distortion(b.src, b.out, &b.view, 16, 16, &b.w) == 0);
-    assert_true(isinf(cst_distortion(b.src, b.out, &b.view, 4, 5, &b.w))); /* no deviation */
+    assert_true(fabs(cst_distortion(b.src, b.out, &b.view, 4, 6, NULL, &b.w) - sqrt(.5 / 50)) <
+                1e-15);
+    assert_true(cst_distortion(b.src, b.src, &b.view, 0, 16, NULL, &b.w) == 0);
+    assert_true(cst_distortion(b.src, b.out, &b.view, 16, 16, NULL, &b.w) == 0);
+    assert_true(isinf(cst_distortion(b.src, b.out, &b.view, 4, 5, NULL, &b.w))); /* no deviation */
     y[7] = NAN;
-    assert_true(isinf(cst_distortion(b.src, b.out, &b.view, 0, 16, &b.w)));
+    /* of 4, 6 and 8 only, all of one sign */
+    assert_true(isinf(cst_distortion(b.src, b.out, &b.view, 4, 9, &but, &b.w)));
+    /* and 9: mean of the squares less that of the values, twice 3 and 4 */
+    assert_true(fabs(cst_distortion(b.src, b.out, &b.view, 4, 10, &but, &b.w) -
+                     sqrt(4 * .25 / (4 * (9 + 16) * .75))) < 1e-15);
+    assert_true(isinf(cst_distortion(b.src, b.out, &b.view, 0, 16, NULL, &b.w)));
     bench_deinit(&b);
 }
 
