@@ -3,9 +3,14 @@
 #include "base/mem.h"
 
 #include "base/fault.h"
+#include "base/macros.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096, HUGE = 2 << 20 };
 
 void *cst_malloc(size_t n) {
     return cst_fault_hit(CST_FAULT_ALLOC) ? NULL : malloc(n ? n : 1);
@@ -33,5 +38,32 @@ char *cst_strdup(const char *s) {
 
 void *cst_free(void *p) {
     free(p);
+    return NULL;
+}
+
+/* Aligned by hand, as older kernels don't: what lies around the aligned part is given back. */
+void *cst_map(size_t n) {
+    size_t size = cst_align_up(n, PAGE), all = size >= HUGE ? size + HUGE : size, before;
+    void *base = MAP_FAILED;
+    char *p;
+
+    if (!cst_fault_hit(CST_FAULT_ALLOC))
+        base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    before = all > size ? -(uintptr_t)base & (HUGE - 1) : 0;
+    p = (char *)base + before;
+    if (before)
+        (void)munmap(base, before);
+    if (all - before > size)
+        (void)munmap(p + size, all - before - size);
+    (void)madvise(p, size, MADV_HUGEPAGE); /* a hint: some hosts have none */
+    (void)madvise(p, size, MADV_DONTDUMP);
+    return p;
+}
+
+void *cst_unmap(void *p, size_t n) {
+    if (p)
+        (void)munmap(p, cst_align_up(n, PAGE));
     return NULL;
 }

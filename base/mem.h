@@ -19,6 +19,14 @@ char *cst_strdup(const char *s);
 /* NULL ok; returns NULL. */
 void *cst_free(void *p);
 
+/*
+ * n bytes of zeroed pages of their own for transfers from and to devices, page-aligned, not in core
+ * dumps; in huge pages where those are to be had: a transfer is then one piece for the device
+ * instead of one for each 4 KiB. cst_unmap() takes the same n; NULL ok, returns NULL.
+ */
+void *cst_map(size_t n);
+void *cst_unmap(void *p, size_t n);
+
 /* p is the address of a pointer of any type; for cst_auto(cst_freep). */
 static inline void cst_freep(void *p) {
     void *owned;
