@@ -16,7 +16,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum { DROP = CST_SEG_E_GONE };
 
@@ -220,25 +219,20 @@ void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int
 static struct cst_cold *cold_free(struct cst_cold *c) {
     if (c->arena && c->registered)
         cst_aio_unregister(c->aio, c->arena);
-    if (c->arena)
-        (void)munmap(c->arena, c->n_units * CST_COLD_UNIT);
+    c->arena = cst_unmap(c->arena, c->n_units * CST_COLD_UNIT);
     cst_free(c->units);
     return cst_free(c);
 }
 
 static int make_arena(struct cst_cold *c, uint64_t bytes) {
-    void *arena;
-
     c->n_units = bytes / CST_COLD_UNIT;
     c->units = cst_calloc(c->n_units, 1);
     if (!c->units)
         return cst_err(-ENOMEM);
-    arena = mmap(NULL, c->n_units * CST_COLD_UNIT, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (arena == MAP_FAILED)
-        return cst_err(-errno);
-    c->arena = arena;
-    c->registered = cst_aio_register(c->aio, arena, c->n_units * CST_COLD_UNIT);
+    c->arena = cst_map(c->n_units * CST_COLD_UNIT);
+    if (!c->arena)
+        return cst_err(-ENOMEM);
+    c->registered = cst_aio_register(c->aio, c->arena, c->n_units * CST_COLD_UNIT);
     return 0;
 }
 

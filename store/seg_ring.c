@@ -11,21 +11,17 @@
 #include "store/seg_core.h"
 
 #include <errno.h>
-#include <sys/mman.h>
 
 #define DEFAULT_BYTES (UINT64_C(16) << 20)
 
 int cst_seg_ring_init(struct cst_seg *seg, uint64_t size) {
     struct cst_seg_ring *ring = &seg->ring;
-    void *base;
 
     ring->size = cst_align_up(size ? size : DEFAULT_BYTES, CST_DISK_CHUNK);
-    base = mmap(NULL, ring->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
+    ring->base = cst_map(ring->size);
+    if (!ring->base)
         return cst_err(-ENOMEM);
-    ring->base = base;
-    (void)madvise(base, ring->size, MADV_DONTDUMP);
-    (void)cst_aio_register(seg->env.aio, base, ring->size);
+    (void)cst_aio_register(seg->env.aio, ring->base, ring->size);
     return 0;
 }
 
@@ -33,8 +29,7 @@ void cst_seg_ring_deinit(struct cst_seg *seg) {
     if (!seg->ring.base)
         return;
     cst_aio_unregister(seg->env.aio, seg->ring.base);
-    (void)munmap(seg->ring.base, seg->ring.size);
-    seg->ring.base = NULL;
+    seg->ring.base = cst_unmap(seg->ring.base, seg->ring.size);
 }
 
 void *cst_seg_aligned(uint64_t n, void **heap) {
