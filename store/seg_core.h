@@ -295,8 +295,11 @@ bool cst_segment_has_space(const struct cst_seg_segment *s, const struct cst_seg
 /* A record that is moved: as cst_seg_store(), without budgets and admission. */
 int cst_seg_write_move(struct cst_seg_move *move, const struct cst_seg_record *record,
                        const void *payload, void *owner);
-/* The header of the segment that is begun. 0 or CST_SEG_E_BUSY, -ENOMEM. */
-int cst_seg_write_header(struct cst_seg_segment *s);
+/* The header of a segment: its memory, before the segment is begun. 0, CST_SEG_E_BUSY, -ENOMEM. */
+int cst_seg_header_new(struct cst_seg *seg, struct cst_seg_write **out);
+void cst_seg_header_free(struct cst_seg *seg, struct cst_seg_write *header);
+/* Takes it: it is the segment's first write. */
+void cst_seg_header_write(struct cst_seg_segment *s, struct cst_seg_write *header);
 /* Starts what may be started of the namespace's writes, and ends those that failed. */
 void cst_seg_pump(struct cst_seg_ns *ns);
 /* Tells the user that a refused store may get on now. */

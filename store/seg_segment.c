@@ -414,6 +414,7 @@ static void begin(struct cst_seg_segment *s, struct cst_seg_ns *ns) {
 int cst_segment_begin(struct cst_seg_ns *ns) {
     struct cst_seg *seg = ns->seg;
     uint64_t cap = seg->options.namespace_bytes;
+    struct cst_seg_write *header;
     struct cst_seg_segment *s;
     int r;
 
@@ -425,15 +426,19 @@ int cst_segment_begin(struct cst_seg_ns *ns) {
         cst_seg_spare(seg);
         return seg->making || seg->evict ? CST_SEG_E_BUSY : CST_SEG_E_FULL;
     }
+    r = cst_seg_header_new(seg, &header);
+    if (r)
+        return r;
     s = cst_list_entry(seg->free.next, struct cst_seg_segment, link);
     begin(s, ns);
     r = cst_segment_set_key(s);
-    if (!r)
-        r = cst_seg_write_header(s);
     if (r) { /* nothing was written with this fill; the next one is another */
+        cst_seg_header_free(seg, header);
         s->state = CST_SEG_CLOSED;
         ns->open = NULL;
         cst_segment_settle(s);
+    } else {
+        cst_seg_header_write(s, header);
     }
     cst_seg_spare(seg);
     return r;

@@ -316,26 +316,29 @@ static void fill_head(struct cst_seg_write *w, enum cst_disk_type type, uint32_t
     cst_store64(&head->payload_nonce, ++s->nonce);
 }
 
-static int write_new(struct cst_seg_segment *s, uint32_t n_chunks, struct cst_seg_write **out) {
+static int write_new(struct cst_seg *seg, uint32_t n_chunks, struct cst_seg_write **out) {
     struct cst_seg_write *w = cst_calloc(1, sizeof(*w));
     int r;
 
     if (!w)
         return cst_err(-ENOMEM);
-    r = cst_seg_ring_take(s->seg, cst_chunk_offset(n_chunks), &w->part);
+    r = cst_seg_ring_take(seg, cst_chunk_offset(n_chunks), &w->part);
     if (r) {
         cst_free(w);
         return r;
     }
-    w->segment = s;
     w->n_chunks = n_chunks;
     w->slot = UINT32_MAX;
+    *out = w;
+    return 0;
+}
+
+static void write_to(struct cst_seg_segment *s, struct cst_seg_write *w) {
+    w->segment = s;
     w->seal = s->seal;
     s->writers++;
     s->seg->busy++;
     cst_list_append(&s->ns->writes, &w->link);
-    *out = w;
-    return 0;
 }
 
 /* A place in the segment, with head and room for the meta, which the caller writes; then start().
@@ -348,9 +351,10 @@ static int record_new(struct cst_seg_segment *s, enum cst_disk_type type, uint32
 
     r = cst_segment_grow(s, meta_bytes);
     if (!r)
-        r = write_new(s, n_chunks, &w);
+        r = write_new(s->seg, n_chunks, &w);
     if (r)
         return r;
+    write_to(s, w);
     memset(w->part.data, 0, sizeof(struct cst_disk_record));
     w->chunk = s->next_chunk;
     w->slot = s->next_slot++;
@@ -410,15 +414,20 @@ static void header_written(struct cst_aio_op *op, int res) {
     cst_seg_room(s->seg);
 }
 
-int cst_seg_write_header(struct cst_seg_segment *s) {
-    struct cst_disk_segment *head;
-    struct cst_seg_write *w;
-    int r = write_new(s, 1, &w);
+int cst_seg_header_new(struct cst_seg *seg, struct cst_seg_write **out) {
+    return write_new(seg, 1, out);
+}
 
-    if (r)
-        return r;
-    memset(w->part.data, 0, CST_DISK_CHUNK);
-    head = (struct cst_disk_segment *)w->part.data;
+void cst_seg_header_free(struct cst_seg *seg, struct cst_seg_write *w) {
+    cst_seg_ring_give(seg, &w->part);
+    cst_free(w);
+}
+
+void cst_seg_header_write(struct cst_seg_segment *s, struct cst_seg_write *w) {
+    struct cst_disk_segment *head = (struct cst_disk_segment *)w->part.data;
+
+    write_to(s, w);
+    memset(head, 0, CST_DISK_CHUNK);
     memcpy(head->magic, CST_DISK_SEGMENT_MAGIC, sizeof(head->magic));
     cst_seg_version_set(&head->version);
     memcpy(head->uuid, s->seg->uuid, sizeof(head->uuid));
@@ -435,7 +444,6 @@ int cst_seg_write_header(struct cst_seg_segment *s) {
     w->busy = true;
     w->state = CST_WRITE_HEAD;
     write_op(w, header_written, 0, CST_DISK_CHUNK); /* not in turn: all others wait for it */
-    return 0;
 }
 
 static uint32_t space_meta_bytes(const struct cst_seg_space *space) {

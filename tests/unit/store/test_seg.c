@@ -348,13 +348,52 @@ static void test_admission(void **state) {
     seg_world_free(w);
 }
 
+/* Stores that are refused for want of memory, at every place in a segment, leave no trace: segments
+ * are begun one after the other, each with its first fill. */
+static void test_refused_leaves_no_trace(void **state) {
+    (void)state;
+    for (uint64_t bytes = 3000; bytes < 20000; bytes += 1000) {
+        struct seg_world *w = seg_world_new(9, CST_SEG_CRYPT_AES);
+        char name[32];
+
+        w->options.buffer_bytes = 64 << 10;
+        assert_int_equal(seg_world_start(w), 0);
+        seg_world_settle(w);
+        for (uint32_t i = 0; i < 300 / cst_disk_chunks(bytes + 512); i++) { /* in 5 segments */
+            while (seg_world_store(w, i, -1, 0, bytes) == CST_SEG_E_BUSY) {
+                for (unsigned k = 0; k < 5; k++)
+                    assert_int_equal(seg_world_store(w, i, -1, 0, bytes), CST_SEG_E_BUSY);
+                seg_world_settle(w);
+            }
+        }
+        seg_world_settle(w);
+        for (unsigned id = 0; id < 4; id++) {
+            const struct cst_disk_segment *head;
+            uint64_t size;
+
+            (void)snprintf(name, sizeof(name), CST_DISK_SEGMENT_NAME, id);
+            head = (const struct cst_disk_segment *)cst_sim_disk_bytes(w->disk, name, &size);
+            assert_non_null(head);
+            assert_int_equal(cst_load64(&head->fill), 1);
+            assert_int_equal(cst_load64(&head->sequence), id + 1);
+        }
+        seg_world_free(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_eviction),        cmocka_unit_test(test_killed_while_refilled),
-        cmocka_unit_test(test_parents_first),   cmocka_unit_test(test_side_data),
-        cmocka_unit_test(test_namespaces),      cmocka_unit_test(test_purge_busy),
-        cmocka_unit_test(test_many_namespaces), cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_eviction),
+        cmocka_unit_test(test_killed_while_refilled),
+        cmocka_unit_test(test_parents_first),
+        cmocka_unit_test(test_side_data),
+        cmocka_unit_test(test_namespaces),
+        cmocka_unit_test(test_purge_busy),
+        cmocka_unit_test(test_many_namespaces),
+        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_refused_leaves_no_trace),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
