@@ -1,282 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spill.*: the disk tier's engine against a bare io_uring probe in the same directory: frames of
- * 1.5 MiB written one after the other, and read back in batches, with the same depths; the two take
- * turns. Both overwrite blocks that were written before: the first write to a new file is slower.
- * Figures with _aes encrypt. cores_per_gbs is the processor time of the whole process for a GB,
- * less what the checksum or the cipher alone takes for the same bytes.
+ * spill.*: the disk tier's engine beside a bare io_uring probe.
+ *   write_over_probe    the engine's GB/s over the probe's: frames of 1.5 MiB, one after the other
+ *   read_over_probe     the same for the frames that were written last, all asked for at once
+ *   threads_over_uring  the engine over pread/pwrite threads, over the engine over io_uring: the
+ *                       worse of writing and reading
+ *   cores_per_gbs       processor seconds of the whole process for a GB, less what the checksum or
+ *                       the cipher alone takes for it: the worse of writing and reading
+ * Figures with _aes encrypt.
  *
- * The directory is $CISTERN_BENCH_DIR, else the current one: /tmp may be memory.
+ * What is compared: all sides use the same file sizes, block size, depths (4 writes, 16 reads) and
+ * O_DIRECT, and overwrite blocks that were written before; the probe writes to the very files of
+ * the engine over io_uring. Nobody syncs within a measurement: an engine that stores a frame
+ * doesn't wait for the disk's own cache either. The engine also copies (or encrypts) each frame,
+ * checks it, and writes its header once the payload is on disk; reading, it checks or decrypts
+ * each. Sides take turns in rounds, in another order each round; a value is the median of the
+ * ratios of ROUNDS rounds, after WARM_UP rounds that don't count; low and high are the 10 and 90 %
+ * quantiles. The checksum or cipher alone is timed in the same rounds. Before that both engines
+ * write the same frames, and their files must be the same to the byte.
+ *
+ * Directories are made in $CISTERN_BENCH_DIR, else in the current one: /tmp may be memory.
  */
 #include "base/crc32c.h"
-#include "base/random.h"
+#include "base/mem.h"
 #include "bench/bench.h"
-#include "bench/bench_pool.h"
 #include "bench/benches.h"
+#include "bench/spill_engine.h"
 #include "bench/spill_probe.h"
-#include "store/seg.h"
+#include "store/seg_format.h"
 
-#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <openssl/evp.h>
-#include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { BATCH = 64, ROUNDS = 15, WRITE_DEPTH = 4, READ_DEPTH = 16, CHUNKS = 2 };
-#define FRAME ((size_t)3 << 19)
-#define TIER ((uint64_t)1 << 30)
-
-struct item {
-    struct cst_seg_store store;
-    struct cst_seg_read read;
-    struct spill *spill;
-    struct cst_seg_ref ref;
-    uint8_t key[32];
-    bool live;
-};
+enum { ROUNDS = 48, WARM_UP = 4, CHECKED = 16 /* frames of the check alone, a round */ };
+enum side { URING, THREADS, PROBE, SIDES };
 
 struct spill {
-    char dir[256];
-    struct cst_aio *aio;
-    struct cst_seg *seg;
-    struct cst_seg_space *space;
-    struct bench_pool *pool;
+    enum cst_seg_crypt crypt;
+    struct spill_frames frames;
+    struct spill_engine *engines[2]; /* by side */
     struct spill_probe *probe;
-    struct item *items; /* the last BATCH of them are read */
-    size_t n_items, next;
-    uint8_t *frames, *buffers;
-    uint32_t crc[BATCH];
-    size_t open, failed;
-    bool recovered;
+    uint8_t *scratch; /* of a frame */
+    EVP_CIPHER_CTX *cipher;
 };
 
-/* ---- the engine's user ---- */
+/* What a round says: reading [0] and writing [1]. */
+struct round {
+    double seconds[SIDES][2], cpu[SIDES][2];
+    double check_cpu[2]; /* of the checksum or cipher for as much */
+};
 
-static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref ref, void **owner) {
-    return CST_SEG_E_GONE;
-}
-
-static void moved(void *arg, void *owner, struct cst_seg_ref ref) {
-    ((struct item *)owner)->ref = ref;
-}
-
-static void gone(void *arg, void *owner, enum cst_seg_gone why) {
-    ((struct item *)owner)->live = false;
-}
-
-/* The oldest goes first. */
-static float value(void *arg, void *owner, bool *has_children) {
-    const struct item *item = owner;
-
-    *has_children = false;
-    return (float)(1.0 / (1 + (double)(item->spill->next - (size_t)(item - item->spill->items))));
-}
-
-static void recovered(void *arg, int status) {
-    ((struct spill *)arg)->recovered = true;
-}
-
-static void turn(struct spill *s) {
-    struct pollfd fds[2] = { { .fd = cst_aio_fd(s->aio), .events = POLLIN },
-                             { .fd = bench_pool_fd(s->pool), .events = POLLIN } };
-
-    cst_aio_kick(s->aio);
-    if (poll(fds, 2, 100) < 0)
-        return;
-    bench_pool_reap(s->pool);
-    if (fds[0].revents)
-        (void)cst_aio_reap(s->aio);
-}
-
-/* ---- the two sides ---- */
-
-static void stored(struct cst_seg_store *store, int status) {
-    struct item *item = cst_container_of(store, struct item, store);
-
-    item->spill->open--;
-    item->spill->failed += status != 0;
-    item->live = !status;
-    item->ref = cst_seg_store_ref(store);
-}
-
-static int store_one(struct spill *s) {
-    struct item *item = &s->items[s->next % s->n_items];
-    size_t frame = s->next % BATCH;
-    int r;
-
-    if (item->live)
-        cst_seg_drop(s->seg, item->ref, false);
-    *item = (struct item){ .spill = s };
-    memcpy(item->key, &s->next, sizeof(s->next));
-    item->store = (struct cst_seg_store){
-        .done = stored,
-        .payload = s->frames + frame * FRAME,
-        .owner = item,
-        .record = { .type = CST_SEG_BLOCK,
-                    .space = s->space,
-                    .key = item->key,
-                    .payload_bytes = FRAME,
-                    .payload_crc = s->crc[frame],
-                    .block_crc = s->crc[frame] },
-    };
-    r = cst_seg_store(s->seg, &item->store);
-    if (!r) {
-        s->next++;
-        s->open++;
-    }
-    return r;
-}
-
-static int write_ours(struct spill *s, size_t n) {
-    size_t end = s->next + n;
-
-    while (s->next < end || s->open) {
-        int r = s->next < end ? store_one(s) : CST_SEG_E_BUSY;
-
-        if (!r)
-            continue;
-        if (r != CST_SEG_E_BUSY && r != CST_SEG_E_FULL)
-            return r < 0 ? r : -EIO;
-        if (!s->open && r == CST_SEG_E_FULL)
-            cst_seg_tick(s->seg);
-        turn(s);
-    }
-    return s->failed ? -EIO : 0;
-}
-
-static void was_read(struct cst_seg_read *read, int status) {
-    struct item *item = cst_container_of(read, struct item, read);
-
-    item->spill->open--;
-    item->spill->failed += status != 0;
-}
-
-static int read_ours(struct spill *s) {
-    for (size_t i = 0; i < BATCH; i++) {
-        struct item *item = &s->items[(s->next - BATCH + i) % s->n_items];
-
-        item->read = (struct cst_seg_read){ .done = was_read,
-                                            .ref = item->ref,
-                                            .key = item->key,
-                                            .buffer = s->buffers + i * CHUNKS * FRAME };
-        s->open++;
-        cst_seg_read(s->seg, &item->read);
-    }
-    while (s->open)
-        turn(s);
-    return s->failed ? -EIO : 0;
-}
-
-/* ---- set-up ---- */
-
-static void *map(size_t n) {
-    void *p =
-        mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
-
-static int make_frames(struct spill *s) {
-    struct cst_seeded_random random;
-
-    s->frames = map(BATCH * FRAME);
-    s->buffers = map(BATCH * CHUNKS * FRAME);
-    s->n_items = 4 * TIER / FRAME;
-    s->items = calloc(s->n_items, sizeof(*s->items));
-    if (!s->frames || !s->buffers || !s->items)
-        return -ENOMEM;
-    cst_seeded_random_init(&random, 1);
-    for (size_t i = 0; i < BATCH; i++) {
-        (void)random.random.fill(&random.random, s->frames + i * FRAME, FRAME);
-        s->crc[i] = cst_crc32c(0, s->frames + i * FRAME, FRAME);
-    }
-    return 0;
-}
-
-static int open_engine(struct spill *s, enum cst_aio_kind kind, enum cst_seg_crypt crypt) {
-    const struct cst_aio_options io = {
-        .directory = s->dir, .kind = kind, .read_depth = READ_DEPTH, .write_depth = WRITE_DEPTH
-    };
-    const struct cst_seg_options options = { .bytes = TIER, .crypt = crypt };
-    struct cst_seg_env env = {
-        .clock = &cst_clock_monotonic,
-        .random = &cst_random_system,
-        .jobs = bench_pool_jobs(s->pool),
-        .user = { .found = found, .value = value, .moved = moved, .gone = gone, .arg = s }
-    };
-    char message[256] = "";
-    int r = cst_aio_new(&s->aio, &io, message, sizeof(message));
-
-    env.aio = s->aio;
-    if (!r)
-        r = cst_seg_open(&s->seg, &options, &env, message, sizeof(message));
-    if (r) {
-        (void)fprintf(stderr, "spill: %s\n", message);
-        return r < 0 ? r : -EIO;
-    }
-    (void)cst_aio_register(s->aio, s->buffers, BATCH * CHUNKS * FRAME);
-    cst_seg_recover(s->seg, recovered, s);
-    while (!s->recovered)
-        turn(s);
-    r = cst_seg_space_open(s->seg, "bench", CST_KIND_FLAT, CST_CLASS_LOSSLESS, "bench", 5,
-                           &s->space);
-    return r < 0 ? r : r ? -EIO : 0;
-}
-
-static void remove_dir(const char *path) {
-    DIR *dir = opendir(path);
-    struct dirent *e;
-    char name[600];
-
-    while (dir && (e = readdir(dir))) {
-        (void)snprintf(name, sizeof(name), "%s/%s", path, e->d_name);
-        (void)unlink(name);
-    }
-    if (dir)
-        (void)closedir(dir);
-    (void)rmdir(path);
-}
-
-static void spill_close(struct spill *s) {
-    while (s->seg && cst_seg_busy(s->seg))
-        turn(s);
-    s->space = cst_seg_space_unref(s->space);
-    s->seg = cst_seg_free(s->seg);
-    s->aio = cst_aio_free(s->aio);
-    s->pool = bench_pool_free(s->pool);
-    s->probe = spill_probe_free(s->probe);
-    if (s->frames)
-        (void)munmap(s->frames, BATCH * FRAME);
-    if (s->buffers)
-        (void)munmap(s->buffers, BATCH * CHUNKS * FRAME);
-    free(s->items);
-    remove_dir(s->dir);
-}
-
-static int spill_open(struct spill *s, enum cst_aio_kind kind, enum cst_seg_crypt crypt) {
-    const char *at = getenv("CISTERN_BENCH_DIR");
-    int r;
-
-    memset(s, 0, sizeof(*s));
-    (void)snprintf(s->dir, sizeof(s->dir), "%s/cistern-bench-XXXXXX", at ? at : ".");
-    if (!mkdtemp(s->dir))
-        return -errno;
-    r = make_frames(s);
-    if (!r)
-        r = bench_pool_new(&s->pool);
-    if (!r)
-        r = open_engine(s, kind, crypt);
-    if (!r)
-        r = write_ours(s, TIER / FRAME + BATCH); /* the whole tier once */
-    return r;
-}
-
-/* ---- measuring ---- */
+static const double GB = (double)(SPILL_BATCH * SPILL_FRAME) * 1e-9; /* of a round, each way */
 
 static double cpu_seconds(void) {
     struct rusage u;
@@ -286,127 +65,240 @@ static double cpu_seconds(void) {
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
-struct rates {
-    double write, read, probe_write, probe_read; /* median GB/s */
-    double write_ratio, read_ratio;              /* median of the rounds' */
-    double write_cpu, read_cpu;                  /* core seconds per GB */
-};
+/* ---- the sides ---- */
 
-static int measure(struct spill *s, struct rates *out) {
-    double w[ROUNDS], r[ROUNDS], pw[ROUNDS], pr[ROUNDS], wr[ROUNDS], rr[ROUNDS];
-    double gb = (double)(BATCH * FRAME) * 1e-9, wcpu = 0, rcpu = 0;
-    int status = 0;
+static int run_side(struct spill *s, enum side side, bool write) {
+    if (side == PROBE)
+        return spill_probe_run(s->probe, write);
+    return write ? spill_engine_write(s->engines[side], SPILL_BATCH)
+                 : spill_engine_read(s->engines[side]);
+}
 
-    for (size_t i = 0; i < ROUNDS && !status; i++) {
-        double t0 = cst_seconds(), c0 = cpu_seconds(), t1, c1, t2;
+/* Once over a frame with what can't be saved. */
+static int check_frame(struct spill *s, size_t i, bool encrypt) {
+    const uint8_t *frame = s->frames.frames + i * SPILL_FRAME;
+    uint8_t key[32] = { 1 }, iv[12] = { 2 };
+    int n;
 
-        status = write_ours(s, BATCH);
-        t1 = cst_seconds();
-        c1 = cpu_seconds();
-        wcpu += c1 - c0;
-        w[i] = gb / (t1 - t0);
-        if (!status)
-            status = read_ours(s);
-        t2 = cst_seconds();
-        rcpu += cpu_seconds() - c1;
-        r[i] = gb / (t2 - t1);
-        if (!status)
-            status = spill_probe_run(s->probe, true, BATCH, &pw[i]);
-        if (!status)
-            status = spill_probe_run(s->probe, false, BATCH, &pr[i]);
-        pw[i] = gb / pw[i];
-        pr[i] = gb / pr[i];
-        wr[i] = w[i] / pw[i];
-        rr[i] = r[i] / pr[i];
+    if (s->crypt == CST_SEG_CRYPT_OFF)
+        return cst_crc32c(0, frame, SPILL_FRAME) == s->frames.crc[i] ? 0 : -EIO;
+    return EVP_CipherInit_ex(s->cipher, EVP_aes_256_gcm(), NULL, key, iv, encrypt) == 1 &&
+                   EVP_CipherUpdate(s->cipher, s->scratch, &n, frame, SPILL_FRAME) == 1
+               ? 0
+               : -EIO;
+}
+
+/* Core seconds for as many bytes as a round has. */
+static int check_cost(struct spill *s, bool encrypt, double *out) {
+    double start = cpu_seconds();
+    int r = 0;
+
+    for (size_t i = 0; i < CHECKED && !r; i++)
+        r = check_frame(s, i, encrypt);
+    *out = (cpu_seconds() - start) * SPILL_BATCH / CHECKED;
+    return r;
+}
+
+static int run_round(struct spill *s, unsigned number, struct round *out) {
+    int r = check_cost(s, false, &out->check_cpu[0]);
+
+    if (!r)
+        r = check_cost(s, true, &out->check_cpu[1]);
+    for (unsigned i = 0; i < 2 * SIDES && !r; i++) {
+        unsigned side = (number + i / 2) % SIDES, write = !(i % 2);
+        double start = cst_seconds(), cpu = cpu_seconds();
+
+        r = run_side(s, side, write);
+        out->seconds[side][write] = cst_seconds() - start;
+        out->cpu[side][write] = cpu_seconds() - cpu;
     }
-    if (status)
-        return status;
-    *out = (struct rates){ .write = cst_quantile(w, ROUNDS, 0.5),
-                           .read = cst_quantile(r, ROUNDS, 0.5),
-                           .probe_write = cst_quantile(pw, ROUNDS, 0.5),
-                           .probe_read = cst_quantile(pr, ROUNDS, 0.5),
-                           .write_ratio = cst_quantile(wr, ROUNDS, 0.5),
-                           .read_ratio = cst_quantile(rr, ROUNDS, 0.5),
-                           .write_cpu = wcpu / ROUNDS / gb,
-                           .read_cpu = rcpu / ROUNDS / gb };
+    return r;
+}
+
+/* ---- the same bytes ---- */
+
+static int open_segment(const struct spill_engine *e, unsigned id) {
+    char name[600];
+    int n = snprintf(name, sizeof(name), "%s/", spill_engine_dir(e));
+
+    (void)snprintf(name + n, sizeof(name) - (size_t)n, CST_DISK_SEGMENT_NAME, id);
+    return open(name, O_RDONLY | O_DIRECT | O_CLOEXEC);
+}
+
+static int same_bytes(struct spill *s, int a, int b) {
+    uint8_t *x = s->frames.buffers, *y = x + SPILL_FRAME;
+    ssize_t n = 1;
+
+    for (off_t at = 0; n > 0; at += n) {
+        n = pread(a, x, SPILL_FRAME, at);
+        if (n < 0 || pread(b, y, SPILL_FRAME, at) != n || memcmp(x, y, (size_t)n))
+            return -EBADMSG;
+    }
     return 0;
 }
 
-/* Core seconds per GB of what can't be saved: one pass of the checksum or the cipher. */
-static double check_cost(const struct spill *s, enum cst_seg_crypt crypt, bool decrypt) {
-    EVP_CIPHER_CTX *ctx = EVP_CIPHER_CTX_new();
-    uint8_t key[32] = { 1 }, iv[12] = { 2 }, tag[16];
-    double start = cpu_seconds();
-    int n;
+static int same_files(struct spill *s) {
+    unsigned id = 0;
+    int r = 0;
 
-    for (size_t i = 0; i < BATCH; i++) {
-        const uint8_t *frame = s->frames + i * FRAME;
+    spill_engine_settle(s->engines[URING]);
+    spill_engine_settle(s->engines[THREADS]);
+    for (; !r; id++) {
+        int a = open_segment(s->engines[URING], id), b = open_segment(s->engines[THREADS], id);
 
-        if (crypt == CST_SEG_CRYPT_OFF) {
-            if (cst_crc32c(0, frame, FRAME) != s->crc[i])
-                return 0;
-        } else if (decrypt) {
-            EVP_DecryptInit_ex(ctx, EVP_aes_256_gcm(), NULL, key, iv);
-            EVP_DecryptUpdate(ctx, s->buffers, &n, frame, (int)FRAME);
-        } else {
-            EVP_EncryptInit_ex(ctx, EVP_aes_256_gcm(), NULL, key, iv);
-            EVP_EncryptUpdate(ctx, s->buffers, &n, frame, (int)FRAME);
-            EVP_EncryptFinal_ex(ctx, tag, &n);
-        }
+        if (a < 0 && b < 0)
+            break;
+        r = a >= 0 && b >= 0 ? same_bytes(s, a, b) : -EBADMSG;
+        cst_close(a);
+        cst_close(b);
     }
-    EVP_CIPHER_CTX_free(ctx);
-    return (cpu_seconds() - start) / ((double)(BATCH * FRAME) * 1e-9);
+    return r ? r : id ? 0 : -ENOENT;
 }
 
-static void report(const char *what, const char *suffix, double value, enum cst_sense sense,
-                   double target, const struct rates *r) {
+/* ---- set-up ---- */
+
+static int engine_open(struct spill *s, enum side side) {
+    return spill_engine_new(&s->engines[side], &s->frames,
+                            side == URING ? CST_AIO_URING : CST_AIO_THREADS, s->crypt);
+}
+
+/* Both tiers are full afterwards. */
+static int fill(struct spill *s) {
+    size_t all = SPILL_TIER / SPILL_FRAME, half = all / 2;
+    int r = spill_engine_write(s->engines[URING], half);
+
+    if (!r)
+        r = spill_engine_write(s->engines[THREADS], half);
+    if (!r)
+        r = same_files(s);
+    if (r == -EBADMSG)
+        (void)fprintf(stderr, "spill: the backends' files differ\n");
+    if (!r)
+        r = spill_engine_write(s->engines[URING], all);
+    return r ? r : spill_engine_write(s->engines[THREADS], all);
+}
+
+static int spill_open(struct spill *s) {
+    int r = spill_frames_init(&s->frames);
+
+    s->scratch = cst_map(SPILL_FRAME);
+    s->cipher = EVP_CIPHER_CTX_new();
+    if (!r && (!s->scratch || !s->cipher))
+        r = -ENOMEM;
+    if (!r)
+        r = engine_open(s, URING);
+    if (!r)
+        r = engine_open(s, THREADS);
+    if (!r)
+        r = fill(s);
+    if (!r)
+        r = spill_probe_new(&s->probe, spill_engine_dir(s->engines[URING]), &s->frames);
+    return r ? r : spill_probe_run(s->probe, true);
+}
+
+static void spill_close(struct spill *s) {
+    s->probe = spill_probe_free(s->probe);
+    s->engines[URING] = spill_engine_free(s->engines[URING]);
+    s->engines[THREADS] = spill_engine_free(s->engines[THREADS]);
+    EVP_CIPHER_CTX_free(s->cipher);
+    s->scratch = cst_unmap(s->scratch, SPILL_FRAME);
+    spill_frames_deinit(&s->frames);
+}
+
+/* ---- figures ---- */
+
+struct summary {
+    double median, low, high;
+};
+
+static struct summary summarize(double values[ROUNDS]) {
+    return (struct summary){ .median = cst_quantile(values, ROUNDS, 0.5),
+                             .low = cst_quantile(values, ROUNDS, 0.1),
+                             .high = cst_quantile(values, ROUNDS, 0.9) };
+}
+
+/* The rate of one side over that of another one in the same round. */
+static struct summary ratio(const struct round rounds[ROUNDS], enum side a, enum side b,
+                            bool write) {
+    double values[ROUNDS];
+
+    for (size_t i = 0; i < ROUNDS; i++)
+        values[i] = rounds[i].seconds[b][write] / rounds[i].seconds[a][write];
+    return summarize(values);
+}
+
+static double rate(const struct round rounds[ROUNDS], enum side side, bool write) {
+    double values[ROUNDS];
+
+    for (size_t i = 0; i < ROUNDS; i++)
+        values[i] = GB / rounds[i].seconds[side][write];
+    return cst_quantile(values, ROUNDS, 0.5);
+}
+
+/* Core seconds for a GB: of a side, or of the check alone. */
+static double cost(const struct round rounds[ROUNDS], enum side side, bool write) {
+    double sum = 0;
+
+    for (size_t i = 0; i < ROUNDS; i++)
+        sum += side == SIDES ? rounds[i].check_cpu[write] : rounds[i].cpu[side][write];
+    return sum / ROUNDS / GB;
+}
+
+static void report_ratio(const char *what, const char *suffix, const struct round rounds[ROUNDS],
+                         enum side a, enum side b, bool write, double target) {
+    struct summary v = ratio(rounds, a, b, write);
     char name[64];
 
     (void)snprintf(name, sizeof(name), "spill.%s%s", what, suffix);
     cst_report(&(struct cst_figure){ .name = name,
-                                     .value = value,
-                                     .unit = sense == CST_AT_MOST ? "cores" : "ratio",
-                                     .sense = sense,
+                                     .value = v.median,
+                                     .unit = "ratio",
+                                     .sense = CST_AT_LEAST,
                                      .target = target },
-               "\"write_gbs\": %.2f, \"probe_write_gbs\": %.2f, \"read_gbs\": %.2f, "
-               "\"probe_read_gbs\": %.2f, \"write_cpu_s_per_gb\": %.3f, \"read_cpu_s_per_gb\": "
-               "%.3f",
-               r->write, r->probe_write, r->read, r->probe_read, r->write_cpu, r->read_cpu);
+               "\"what\": \"%s\", \"low\": %.3f, \"high\": %.3f, \"gbs\": %.2f, \"of_gbs\": %.2f, "
+               "\"cpu_s_per_gb\": %.3f, \"of_cpu_s_per_gb\": %.3f",
+               write ? "write" : "read", v.low, v.high, rate(rounds, a, write),
+               rate(rounds, b, write), cost(rounds, a, write), cost(rounds, b, write));
 }
 
-static int one_backend(enum cst_aio_kind kind, enum cst_seg_crypt crypt, struct rates *out,
-                       double *excess) {
-    struct spill s;
-    int r = spill_open(&s, kind, crypt);
+static void report_cores(const char *suffix, const struct round rounds[ROUNDS]) {
+    double read = cost(rounds, URING, false), write = cost(rounds, URING, true),
+           check_read = cost(rounds, SIDES, false), check_write = cost(rounds, SIDES, true);
+    char name[64];
 
-    if (!r)
-        r = spill_probe_new(&s.probe, s.dir, FRAME, READ_DEPTH, WRITE_DEPTH, TIER);
-    if (!r)
-        r = measure(&s, out);
-    if (!r)
-        *excess = CST_MAX(out->write_cpu - check_cost(&s, crypt, false),
-                          out->read_cpu - check_cost(&s, crypt, true));
-    spill_close(&s);
-    return r;
+    (void)snprintf(name, sizeof(name), "spill.cores_per_gbs%s", suffix);
+    cst_report(&(struct cst_figure){ .name = name,
+                                     .value = CST_MAX(read - check_read, write - check_write),
+                                     .unit = "cores",
+                                     .sense = CST_AT_MOST,
+                                     .target = 0.15 },
+               "\"read\": %.3f, \"read_check\": %.3f, \"write\": %.3f, \"write_check\": %.3f", read,
+               check_read, write, check_write);
+}
+
+static void report(const char *suffix, const struct round rounds[ROUNDS]) {
+    bool worse =
+        ratio(rounds, THREADS, URING, true).median < ratio(rounds, THREADS, URING, false).median;
+
+    report_ratio("write_over_probe", suffix, rounds, URING, PROBE, true, 0.9);
+    report_ratio("read_over_probe", suffix, rounds, URING, PROBE, false, 0.9);
+    report_ratio("threads_over_uring", suffix, rounds, THREADS, URING, worse, 0.7);
+    report_cores(suffix, rounds);
 }
 
 static int one_crypt(enum cst_seg_crypt crypt, const char *suffix) {
-    struct rates ours, threads;
-    double excess, other;
-    int r = one_backend(CST_AIO_URING, crypt, &ours, &excess);
+    struct spill s = { .crypt = crypt };
+    struct round rounds[ROUNDS], dropped;
+    int r = spill_open(&s);
 
+    for (unsigned i = 0; i < WARM_UP && !r; i++)
+        r = run_round(&s, i, &dropped);
+    for (unsigned i = 0; i < ROUNDS && !r; i++)
+        r = run_round(&s, i, &rounds[i]);
+    spill_close(&s);
     if (!r)
-        r = one_backend(CST_AIO_THREADS, crypt, &threads, &other);
-    if (r)
-        return r;
-    report("write_over_probe", suffix, ours.write_ratio, CST_AT_LEAST, 0.9, &ours);
-    report("read_over_probe", suffix, ours.read_ratio, CST_AT_LEAST, 0.9, &ours);
-    /* over the probe's rates of their own rounds: the disk's pace changes in between */
-    report("threads_over_uring", suffix,
-           CST_MIN(threads.write_ratio / ours.write_ratio, threads.read_ratio / ours.read_ratio),
-           CST_AT_LEAST, 0.7, &threads);
-    report("cores_per_gbs", suffix, excess, CST_AT_MOST, 0.15, &ours);
-    return 0;
+        report(suffix, rounds);
+    return r;
 }
 
 int cst_bench_spill(void) {

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Owns one ring, one file and a buffer for each operation in flight. */
+/* Owns one ring and the open files of a directory. */
 #include "bench/spill_probe.h"
 
 #include "base/macros.h"
-#include "bench/bench.h"
+#include "store/seg_format.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+enum { FILES_MAX = 64 };
+
 struct spill_probe {
+    const struct spill_frames *frames;
     struct io_uring ring;
     bool has_ring;
-    int fd;
-    size_t block;
-    unsigned depth[2]; /* reads, writes */
-    uint64_t blocks, next;
-    char *memory;
+    int fds[FILES_MAX];
+    unsigned n_files;
+    uint64_t per_file, next; /* in frames */
 };
 
 int spill_probe_allowed(void) {
@@ -33,89 +33,92 @@ int spill_probe_allowed(void) {
     return r;
 }
 
-static void start(struct spill_probe *p, bool write, uint64_t block, unsigned buffer) {
+static void start(struct spill_probe *p, bool write, uint64_t number) {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&p->ring);
-    char *data = p->memory + buffer * p->block;
-    uint64_t at = block % p->blocks * p->block;
+    size_t i = number % SPILL_BATCH;
+    int file = (int)(number / p->per_file % p->n_files);
+    uint64_t at = CST_DISK_CHUNK + number % p->per_file * (SPILL_FRAME + CST_DISK_CHUNK);
 
     if (write)
-        io_uring_prep_write_fixed(sqe, 0, data, (unsigned)p->block, at, 0);
+        io_uring_prep_write_fixed(sqe, file, p->frames->frames + i * SPILL_FRAME, SPILL_FRAME, at,
+                                  0);
     else
-        io_uring_prep_read_fixed(sqe, 0, data, (unsigned)p->block, at, 0);
+        io_uring_prep_read_fixed(sqe, file, p->frames->buffers + i * SPILL_BUFFER, SPILL_FRAME, at,
+                                 1);
     io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
-    io_uring_sqe_set_data64(sqe, buffer);
 }
 
-int spill_probe_run(struct spill_probe *p, bool write, size_t n, double *seconds) {
-    uint64_t first = write ? p->next : p->next - n, begun = 0, ended = 0;
-    double t = cst_seconds();
+int spill_probe_run(struct spill_probe *p, bool write) {
+    uint64_t first = write ? p->next : p->next - SPILL_BATCH, begun = 0, ended = 0;
+    unsigned depth = write ? SPILL_WRITE_DEPTH : SPILL_READ_DEPTH;
 
-    for (; begun < n && begun < p->depth[write]; begun++)
-        start(p, write, first + begun, (unsigned)begun);
-    while (ended < n) {
+    while (ended < SPILL_BATCH) {
         struct io_uring_cqe *cqe;
-        int r = io_uring_submit_and_wait(&p->ring, 1);
+        int r;
 
+        for (; begun < SPILL_BATCH && begun - ended < depth; begun++)
+            start(p, write, first + begun);
+        r = io_uring_submit_and_wait(&p->ring, 1);
         if (r < 0 && r != -EINTR)
             return r;
         while (!io_uring_peek_cqe(&p->ring, &cqe)) {
-            unsigned buffer = (unsigned)io_uring_cqe_get_data64(cqe);
-
-            if (cqe->res != (int)p->block)
+            if (cqe->res != (int)SPILL_FRAME)
                 return cqe->res < 0 ? cqe->res : -EIO;
             io_uring_cqe_seen(&p->ring, cqe);
             ended++;
-            if (begun < n)
-                start(p, write, first + begun++, buffer);
         }
     }
-    *seconds = cst_seconds() - t;
-    if (write)
-        p->next += n;
+    p->next += write ? SPILL_BATCH : 0;
     return 0;
 }
 
-static int set_up(struct spill_probe *p, const char *dir, uint64_t file_bytes) {
-    size_t n = (size_t)CST_MAX(p->depth[0], p->depth[1]) * p->block;
-    struct iovec v;
+static int open_file(const char *dir, unsigned id) {
     char name[600];
-    double seconds;
-    int r;
+    int n = snprintf(name, sizeof(name), "%s/", dir), fd;
 
-    (void)snprintf(name, sizeof(name), "%s/probe", dir);
-    p->fd = open(name, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
-    if (p->fd < 0)
-        p->fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (p->fd < 0 || fallocate(p->fd, 0, 0, (off_t)file_bytes))
-        return -errno;
-    p->memory =
-        mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (p->memory == MAP_FAILED)
-        return -errno;
-    memset(p->memory, 0x5a, n);
-    v = (struct iovec){ p->memory, n };
-    r = io_uring_queue_init(64, &p->ring, 0);
-    p->has_ring = !r;
-    if (!r)
-        r = io_uring_register_buffers(&p->ring, &v, 1);
-    if (!r)
-        r = io_uring_register_files(&p->ring, &p->fd, 1);
-    return r ? r : spill_probe_run(p, true, p->blocks, &seconds);
+    (void)snprintf(name + n, sizeof(name) - (size_t)n, CST_DISK_SEGMENT_NAME, id);
+    fd = open(name, O_RDWR | O_DIRECT | O_CLOEXEC);
+    return fd < 0 && errno == EINVAL ? open(name, O_RDWR | O_CLOEXEC) : fd;
 }
 
-int spill_probe_new(struct spill_probe **out, const char *dir, size_t block, unsigned read_depth,
-                    unsigned write_depth, uint64_t file_bytes) {
+static int open_files(struct spill_probe *p, const char *dir) {
+    struct stat st;
+    int fd;
+
+    while (p->n_files < FILES_MAX && (fd = open_file(dir, p->n_files)) >= 0)
+        p->fds[p->n_files++] = fd;
+    if (!p->n_files || fstat(p->fds[0], &st))
+        return -ENOENT;
+    p->per_file = ((uint64_t)st.st_size - CST_DISK_CHUNK) / (SPILL_FRAME + CST_DISK_CHUNK);
+    return p->per_file ? 0 : -EINVAL;
+}
+
+static int set_up(struct spill_probe *p, const char *dir) {
+    const struct iovec v[2] = { { p->frames->frames, SPILL_BATCH * SPILL_FRAME },
+                                { p->frames->buffers, SPILL_BATCH * SPILL_BUFFER } };
+    int r = open_files(p, dir);
+
+    if (!r) {
+        r = io_uring_queue_init(64, &p->ring, 0);
+        p->has_ring = !r;
+    }
+    if (!r)
+        r = io_uring_register_buffers(&p->ring, v, 2);
+    return r ? r : io_uring_register_files(&p->ring, p->fds, p->n_files);
+}
+
+int spill_probe_new(struct spill_probe **out, const char *dir, const struct spill_frames *frames) {
     struct spill_probe *p = calloc(1, sizeof(*p));
+    int r;
 
     if (!p)
         return -ENOMEM;
+    p->frames = frames;
+    r = set_up(p, dir);
+    if (r)
+        p = spill_probe_free(p);
     *out = p;
-    p->fd = -1;
-    p->block = block;
-    p->depth[0] = read_depth;
-    p->depth[1] = write_depth;
-    p->blocks = file_bytes / block;
-    return set_up(p, dir, file_bytes);
+    return r;
 }
 
 struct spill_probe *spill_probe_free(struct spill_probe *p) {
@@ -123,9 +126,8 @@ struct spill_probe *spill_probe_free(struct spill_probe *p) {
         return NULL;
     if (p->has_ring)
         io_uring_queue_exit(&p->ring);
-    cst_close(p->fd);
-    if (p->memory && p->memory != MAP_FAILED)
-        (void)munmap(p->memory, (size_t)CST_MAX(p->depth[0], p->depth[1]) * p->block);
+    while (p->n_files)
+        (void)close(p->fds[--p->n_files]);
     free(p);
     return NULL;
 }
