@@ -376,6 +376,9 @@ static void zero_gaps(struct cst_seg_write *w) {
     memset(w->part.data + end, 0, cst_chunk_offset(w->n_chunks) - end);
 }
 
+static void nothing(struct cst_job *job) {
+}
+
 static void start(struct cst_seg_write *w) {
     struct cst_seg_segment *s = w->segment;
 
@@ -388,8 +391,12 @@ static void start(struct cst_seg_write *w) {
     if (cst_chunk_offset(w->n_chunks) <= CST_SEG_INLINE) {
         seal_run(&w->job);
         sealed(w);
-        cst_seg_pump(s->ns);
-        return;
+        if (!w->failed) {
+            cst_seg_pump(s->ns);
+            return;
+        }
+        w->busy = true; /* not even a void could be sealed; told later, not from within the call */
+        w->job.run = nothing;
     }
     s->seg->env.jobs->submit(s->seg->env.jobs, &w->job, CST_JOB_BACKGROUND);
 }
