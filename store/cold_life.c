@@ -297,7 +297,7 @@ uint64_t cst_store_drain(struct cst_store *store, bool go_on, uint64_t *total) {
     store->draining = true;
     c->drain_over |= !go_on;
     *total = c->drain_start;
-    cst_seg_tick(c->seg);
+    (void)cst_seg_tick(c->seg);
     cst_cold_slice(store);
     return left;
 }

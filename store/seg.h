@@ -135,9 +135,10 @@ struct cst_seg_options {
     uint64_t write_rate;      /* bytes/s of stores; bursts of two seconds; 0: no limit */
     uint64_t buffer_bytes;    /* payloads on their way to the disk; 0: 16 MiB */
     uint32_t min_hits;        /* store only what was asked for so often */
-    uint32_t lock_ms;    /* how long to wait for the locks of a daemon that was killed; 0: 3,000 */
-    uint32_t errors_max; /* I/O errors, with less than ten minutes between
-                                 them, until the tier is off; 0: 16 */
+    uint32_t lock_ms;     /* how long to wait for the locks of a daemon that was killed; 0: 3,000 */
+    uint32_t errors_max;  /* I/O errors, with less than ten minutes between
+                                  them, until the tier is off; 0: 16 */
+    uint32_t slice_slots; /* records that a tick looks at for a checkpoint; 0: 8,192 */
     enum cst_seg_crypt crypt;
     /*
      * crypt aes, the root key: `key_file`, a file of 32 bytes or 64 hexadecimal digits (a systemd
@@ -169,8 +170,8 @@ void cst_seg_recover(struct cst_seg *seg, void (*done)(void *arg, int status), v
 
 /* Operations of all kinds under way. */
 size_t cst_seg_busy(const struct cst_seg *seg);
-/* Care; call about every 100 ms. */
-void cst_seg_tick(struct cst_seg *seg);
+/* Care; call about every 100 ms, less often only while it answers false. */
+bool cst_seg_tick(struct cst_seg *seg);
 
 /* A clean stop: with nothing under way (cst_seg_busy() == 0). Closes segments, writes a checkpoint;
  * blocks. The tier is off afterwards. 0 or negative errno: the next start has to look closer. */

@@ -2,8 +2,9 @@
 /*
  * Owns checkpoints: which records were dropped, which are pinned. Everything else is in the
  * segments. Invariants: 1. a mark only ever hides or pins records of the very fill it was made for,
- * so an old checkpoint is as true as it was; 2. a checkpoint that fails a check is as none. Loop
- * thread only.
+ * so an old checkpoint is as true as it was; 2. a checkpoint that fails a check is as none; 3.
+ * while the loop serves others, it is made in slices: no call looks at more than
+ * options.slice_slots of them. Loop thread only.
  */
 #include "base/crc32c.h"
 #include "base/err.h"
@@ -32,71 +33,189 @@ static uint64_t pin_of(const struct cst_seg *seg, const struct cst_seg_slot *slo
                : 0;
 }
 
-/* Bytes of the segment's mark; with out they are written. */
-static size_t mark(const struct cst_seg *seg, const struct cst_seg_segment *s, uint8_t *out) {
-    struct cst_disk_mark *m = (struct cst_disk_mark *)out;
-    size_t bitmap = 8 * words_of(s->n_slots);
-    struct cst_disk_pin *pin = out ? (struct cst_disk_pin *)(out + sizeof(*m) + bitmap) : NULL;
-    uint32_t n_pins = 0;
+/*
+ * A checkpoint being made, a bounded number of slots a slice. What changes behind it makes the next
+ * one necessary, so what it says of each segment is as true as when it was looked at.
+ */
+struct cst_seg_draft {
+    uint8_t *data; /* owned: the head, finished marks, and the one under way from `at` on */
+    size_t n, cap, at;
+    uint32_t next; /* segment */
+    bool under_way;
+    uint64_t fill, start; /* of that one */
+    uint32_t slot, n_slots, n_pins;
+    uint64_t n_records;
+    uint32_t n_marks;
+};
 
-    for (uint32_t i = 0; i < s->n_slots; i++) {
-        uint64_t until = pin_of(seg, &s->slots[i]);
+/* n zeroed bytes at the end. NULL: no memory. */
+static void *extend(struct cst_seg_draft *d, size_t n) {
+    uint8_t *out;
 
-        if (out && !s->slots[i].owner)
-            out[sizeof(*m) + i / 8] |= (uint8_t)(1U << i % 8);
-        if (!until)
-            continue;
-        if (pin) {
-            cst_store32(&pin[n_pins].slot, i);
-            cst_store64(&pin[n_pins].until, until);
-        }
-        n_pins++;
+    if (d->n + n > d->cap) {
+        size_t cap = 2 * d->cap + n + 4096;
+        uint8_t *data = cst_realloc(d->data, cap);
+
+        if (!data)
+            return NULL;
+        d->data = data;
+        d->cap = cap;
     }
-    if (m) {
-        cst_store32(&m->segment, s->id);
-        cst_store32(&m->n_slots, s->n_slots);
-        cst_store64(&m->fill, s->fill);
-        cst_store64(&m->start, s->start);
-        cst_store32(&m->n_pins, n_pins);
-    }
-    return sizeof(*m) + bitmap + n_pins * sizeof(*pin);
+    out = d->data + d->n;
+    memset(out, 0, n);
+    d->n += n;
+    return out;
 }
 
-int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean) {
-    cst_auto(cst_freep) uint8_t *data = NULL;
-    struct cst_disk_checkpoint *head;
-    size_t bytes = sizeof(*head), at = sizeof(*head);
-    uint64_t n_records = 0;
-    uint32_t n = 0;
+static int mark_begin(struct cst_seg_draft *d, const struct cst_seg_segment *s) {
+    struct cst_disk_mark *m;
 
-    for (uint32_t i = 0; i < seg->n_segments; i++)
-        if (is_marked(&seg->segments[i]))
-            bytes += mark(seg, &seg->segments[i], NULL);
-    data = cst_calloc(1, bytes);
-    if (!data)
+    d->at = d->n;
+    m = extend(d, sizeof(*m) + 8 * words_of(s->n_slots));
+    if (!m)
         return cst_err(-ENOMEM);
-    for (uint32_t i = 0; i < seg->n_segments; i++) {
-        if (!is_marked(&seg->segments[i]))
+    cst_store32(&m->segment, s->id);
+    cst_store32(&m->n_slots, s->n_slots);
+    cst_store64(&m->fill, s->fill);
+    cst_store64(&m->start, s->start);
+    d->under_way = true;
+    d->fill = s->fill;
+    d->start = s->start;
+    d->slot = d->n_pins = 0;
+    d->n_slots = s->n_slots;
+    return 0;
+}
+
+static int mark_slots(const struct cst_seg *seg, struct cst_seg_draft *d,
+                      const struct cst_seg_segment *s, uint32_t end) {
+    for (; d->slot < end; d->slot++) {
+        const struct cst_seg_slot *slot = &s->slots[d->slot];
+        uint8_t *bits = d->data + d->at + sizeof(struct cst_disk_mark);
+        uint64_t until = pin_of(seg, slot);
+        struct cst_disk_pin *pin;
+
+        if (!slot->owner)
+            bits[d->slot / 8] |= (uint8_t)(1U << d->slot % 8);
+        if (!until)
             continue;
-        at += mark(seg, &seg->segments[i], data + at);
-        n_records += seg->segments[i].n_live;
-        n++;
+        pin = extend(d, sizeof(*pin));
+        if (!pin)
+            return cst_err(-ENOMEM);
+        cst_store32(&pin->slot, d->slot);
+        cst_store64(&pin->until, until);
+        d->n_pins++;
     }
-    head = (struct cst_disk_checkpoint *)data;
+    return 0;
+}
+
+static void mark_end(struct cst_seg_draft *d, const struct cst_seg_segment *s) {
+    struct cst_disk_mark *m = (struct cst_disk_mark *)(d->data + d->at);
+
+    cst_store32(&m->n_pins, d->n_pins);
+    d->n_records += s->n_live;
+    d->n_marks++;
+    d->under_way = false;
+    d->next++;
+}
+
+/* Has the segment another content than when its mark was begun? */
+static bool is_stale(const struct cst_seg_draft *d, const struct cst_seg_segment *s) {
+    return !is_marked(s) || s->fill != d->fill || s->start != d->start || s->n_slots < d->n_slots;
+}
+
+/* Goes on by so many slots (a segment counts as one). 0; negative errno. */
+static int go_on(const struct cst_seg *seg, struct cst_seg_draft *d, uint64_t slots) {
+    while (d->next < seg->n_segments && slots) {
+        const struct cst_seg_segment *s = &seg->segments[d->next];
+        uint64_t n;
+        int r = 0;
+
+        slots--;
+        if (d->under_way && is_stale(d, s)) {
+            d->n = d->at;
+            d->under_way = false;
+        }
+        if (!d->under_way && !is_marked(s)) {
+            d->next++;
+            continue;
+        }
+        if (!d->under_way)
+            r = mark_begin(d, s);
+        n = r ? 0 : CST_MIN(slots, (uint64_t)d->n_slots - d->slot);
+        if (!r)
+            r = mark_slots(seg, d, s, d->slot + (uint32_t)n);
+        if (r)
+            return r;
+        slots -= n;
+        if (d->slot == d->n_slots)
+            mark_end(d, s);
+    }
+    return 0;
+}
+
+static int write_draft(struct cst_seg *seg, struct cst_seg_draft *d, bool clean) {
+    struct cst_disk_checkpoint *head = (struct cst_disk_checkpoint *)d->data;
+    size_t body = d->n - sizeof(*head);
+
     memcpy(head->magic, CST_DISK_CHECKPOINT_MAGIC, sizeof(head->magic));
     cst_seg_version_set(&head->version);
     memcpy(head->uuid, seg->uuid, sizeof(head->uuid));
     cst_store64(&head->generation, seg->generation);
     cst_store64(&head->sequence, seg->sequence);
     cst_store64(&head->written, cst_seg_unix(seg));
-    cst_store64(&head->n_records, n_records);
-    cst_store64(&head->body_bytes, bytes - sizeof(*head));
+    cst_store64(&head->n_records, d->n_records);
+    cst_store64(&head->body_bytes, body);
     cst_store32(&head->flags, clean ? CST_DISK_CLEAN : 0);
-    cst_store32(&head->n_segments, n);
-    cst_store32(&head->body_crc, cst_crc32c(0, head + 1, bytes - sizeof(*head)));
+    cst_store32(&head->n_segments, d->n_marks);
+    cst_store32(&head->body_crc, cst_crc32c(0, head + 1, body));
     cst_seg_crc_set(head, sizeof(*head));
+    return cst_seg_replace(seg, CST_DISK_CHECKPOINT_NAME, d->data, d->n, clean);
+}
+
+struct cst_seg_draft *cst_seg_draft_free(struct cst_seg_draft *d) {
+    if (d)
+        cst_free(d->data);
+    return cst_free(d);
+}
+
+/* What happens from now on is for the next one. */
+static struct cst_seg_draft *draft_new(struct cst_seg *seg) {
+    struct cst_seg_draft *d = cst_calloc(1, sizeof(*d));
+
+    if (!d || !extend(d, sizeof(struct cst_disk_checkpoint)))
+        return cst_seg_draft_free(d);
     seg->changed = seg->hurry = false;
-    return cst_seg_replace(seg, CST_DISK_CHECKPOINT_NAME, data, bytes, clean);
+    return d;
+}
+
+int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean) {
+    struct cst_seg_draft *d = draft_new(seg);
+    int r = d ? go_on(seg, d, UINT64_MAX) : cst_err(-ENOMEM);
+
+    if (!r)
+        r = write_draft(seg, d, clean);
+    (void)cst_seg_draft_free(d);
+    return r;
+}
+
+static uint64_t slice_slots(const struct cst_seg *seg) {
+    uint32_t wanted = seg->options.slice_slots;
+
+    return wanted ? CST_MAX(wanted, 2U) : 8192;
+}
+
+int cst_seg_checkpoint_slice(struct cst_seg *seg) {
+    struct cst_seg_draft *d = seg->draft ? seg->draft : draft_new(seg);
+    int r = d ? go_on(seg, d, slice_slots(seg)) : cst_err(-ENOMEM);
+
+    seg->draft = d;
+    if (!r && d->next < seg->n_segments)
+        return 0;
+    if (!r)
+        r = write_draft(seg, d, false);
+    seg->draft = cst_seg_draft_free(d);
+    seg->changed |= r != 0;
+    return r;
 }
 
 /* ---- what a start reads ---- */

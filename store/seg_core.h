@@ -178,7 +178,8 @@ struct cst_seg {
     struct cst_list reading; /* reads that end at once, told by `told` */
     struct cst_job tell;
     bool telling;
-    bool changed, hurry;         /* since the last checkpoint; hurry: something was destroyed */
+    bool changed, hurry; /* since the last checkpoint began; hurry: something was destroyed */
+    struct cst_seg_draft *draft; /* a checkpoint that is being made */
     uint64_t error_ns, n_errors; /* the last one; without a long pause between them */
     uint64_t checkpoint_ns;
     uint64_t rate_at_ns, rate_left;
@@ -351,5 +352,9 @@ bool cst_seg_marks_dropped(const struct cst_seg_marks *m, const struct cst_seg_s
                            uint32_t slot);
 uint64_t cst_seg_marks_pin(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot);
-/* Blocks: not for long unless clean, which also waits for the disk. */
+/* Blocks: 0.1 s for a million records; clean also waits for the disk. */
 int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean);
+/* The same, not clean, a slice each call: seg->draft is NULL when it is over. 0; negative errno: it
+ * came to nothing. */
+int cst_seg_checkpoint_slice(struct cst_seg *seg);
+struct cst_seg_draft *cst_seg_draft_free(struct cst_seg_draft *d);

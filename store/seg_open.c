@@ -477,6 +477,7 @@ struct cst_seg *cst_seg_free(struct cst_seg *seg) {
         return NULL;
     assert(!seg->busy);
     cst_seg_evict_free(seg);
+    seg->draft = cst_seg_draft_free(seg->draft);
     for (uint32_t i = 0; i < seg->n_segments; i++)
         segment_deinit(&seg->segments[i]);
     cst_free(seg->segments);
@@ -513,18 +514,19 @@ size_t cst_seg_busy(const struct cst_seg *seg) {
     return seg->busy;
 }
 
-void cst_seg_tick(struct cst_seg *seg) {
+bool cst_seg_tick(struct cst_seg *seg) {
     uint64_t now = cst_seg_now(seg), since = now - seg->checkpoint_ns;
 
     if (seg->off || seg->read_only || !seg->recovered)
-        return;
+        return false;
     cst_seg_spare(seg);
-    if ((seg->changed && since >= CST_SEG_CHECKPOINT_S * CST_NS_PER_S) ||
+    if (seg->draft || (seg->changed && since >= CST_SEG_CHECKPOINT_S * CST_NS_PER_S) ||
         (seg->hurry && since >= CST_NS_PER_S)) {
         seg->checkpoint_ns = now;
-        if (cst_seg_checkpoint_now(seg, false))
+        if (cst_seg_checkpoint_slice(seg))
             cst_seg_error(seg, -EIO);
     }
+    return seg->draft;
 }
 
 struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref ref,

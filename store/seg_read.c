@@ -201,23 +201,49 @@ static void wiped(struct cst_aio_op *op, int res) {
     cst_segment_settle(s);
 }
 
-/* Overwrites the head: without it the rest is nothing. */
-static void wipe_start(struct cst_seg_segment *s, uint32_t chunk) {
-    struct wipe *wipe = cst_calloc(1, sizeof(*wipe));
-    void *zero = wipe ? cst_seg_aligned(CST_DISK_CHUNK, &wipe->heap) : NULL;
+/* The chunk that takes the place of a record's head: a void as long as the record, so that a scan
+ * after a kill goes on behind it. Its nonce is one that no counter reaches, its message always the
+ * same. A seal that fails leaves zeros, which end the scan. */
+static void fill_void(struct cst_disk_record *head, const struct cst_seg_segment *s,
+                      uint32_t slot) {
+    const struct cst_seal_aad aad = { head, offsetof(struct cst_disk_record, meta_tag), NULL, 0 };
+    uint64_t nonce = UINT64_C(1) << 63 | slot;
 
-    if (!zero) {
+    memset(head, 0, CST_DISK_CHUNK);
+    cst_store32(&head->magic, CST_DISK_RECORD_MAGIC);
+    head->version = CST_DISK_VERSION;
+    head->type = CST_DISK_VOID;
+    head->cipher = (uint8_t)s->seal.cipher;
+    cst_store32(&head->segment, s->id);
+    cst_store32(&head->chunk, s->slots[slot].chunk);
+    cst_store64(&head->fill, s->fill);
+    cst_store64(&head->start, s->start);
+    cst_store32(&head->slot, slot);
+    cst_store32(&head->n_chunks, s->slots[slot].n_chunks);
+    cst_store64(&head->meta_nonce, nonce);
+    if (cst_seal(&s->seal, nonce, aad, head + 1, head + 1, 0, head->meta_tag, NULL))
+        memset(head, 0, sizeof(*head));
+    else
+        cst_seg_crc_set(head, sizeof(*head));
+}
+
+/* Overwrites the head: without it the rest is nothing. */
+static void wipe_start(struct cst_seg_segment *s, uint32_t slot) {
+    struct wipe *wipe = cst_calloc(1, sizeof(*wipe));
+    void *chunk = wipe ? cst_seg_aligned(CST_DISK_CHUNK, &wipe->heap) : NULL;
+
+    if (!chunk) {
         cst_free(wipe);
         return;
     }
-    memset(zero, 0, CST_DISK_CHUNK);
+    fill_void(chunk, s, slot);
     wipe->segment = s;
     wipe->op = (struct cst_aio_op){
         .done = wiped,
         .file = s->file,
         .code = CST_AIO_WRITE,
-        .data = zero,
-        .offset = cst_chunk_offset(chunk),
+        .data = chunk,
+        .offset = cst_chunk_offset(s->slots[slot].chunk),
         .length = CST_DISK_CHUNK,
     };
     s->writers++;
@@ -228,15 +254,14 @@ static void wipe_start(struct cst_seg_segment *s, uint32_t chunk) {
 
 void cst_seg_drop(struct cst_seg *seg, struct cst_seg_ref ref, bool destroy) {
     struct cst_seg_segment *s;
-    struct cst_seg_slot *slot = cst_seg_find(seg, ref, &s);
 
-    if (!slot)
+    if (!cst_seg_find(seg, ref, &s))
         return;
     cst_segment_unlive(s, ref.slot);
     seg->stats.dropped++;
     if (destroy && !seg->off && !seg->read_only) {
         seg->hurry = true;
-        wipe_start(s, slot->chunk);
+        wipe_start(s, ref.slot);
     }
     cst_segment_settle(s);
 }

@@ -209,14 +209,12 @@ struct cst_store *cst_store_free(struct cst_store *store) {
 }
 
 bool cst_store_tick(struct cst_store *store) {
-    bool more;
+    bool more = store->cold && cst_seg_tick(store->cold->seg);
 
     assert(!store->entered);
-    if (store->cold)
-        cst_seg_tick(store->cold->seg);
     store->entered++;
     store->now_s = (uint32_t)(cst_store_now(store) / CST_NS_PER_S);
-    more = cst_care_slice(store);
+    more |= cst_care_slice(store);
     cst_learn_slice(store);
     cst_encode_kick_all(store);
     cst_scrub_slice(store);

@@ -118,7 +118,7 @@ void cst_store_set_preset(struct cst_store *store, enum cst_class klass,
 
 /* Periodic care, a bounded slice each call: ages, pins, background encoding, scrubbing. Call about
  * every 100 ms, while nothing happens less often; but not while it answers true: then blocks past
- * their age are left. */
+ * their age are left, or a checkpoint is being made. */
 bool cst_store_tick(struct cst_store *store);
 
 /* ---- the disk tier ---- */

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What was dropped, destroyed or pinned, after a kill: checkpoints made in slices, voids. */
+#include "tests/unit/store/seg_world.h"
+
+#include "tests/lib/check.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { N = 300, CHAIN = 10 };
+
+/* Chains of ten; every third record is pinned. */
+static struct seg_world *filled(uint64_t seed, enum cst_seg_crypt crypt, uint64_t bytes) {
+    struct seg_world *w = seg_world_new(seed, crypt);
+
+    w->options.bytes = 12 * (256 << 10);
+    assert_int_equal(seg_world_start(w), 0);
+    for (uint32_t i = 0; i < N; i++) {
+        int parent = i % CHAIN ? (int)i - 1 : -1;
+
+        w->items[i].pinned_until = i % 3 ? 0 : 2000000000 + i;
+        assert_int_equal(seg_world_put(w, i, parent, i % 20 < 10, bytes), 0);
+    }
+    return w;
+}
+
+/* A minute later a tick begins a checkpoint; in the middle of it records are dropped and stored. */
+static void test_checkpoints_are_made_in_slices(void **state) {
+    for (uint32_t slice = 1; slice < 400; slice = 3 * slice + 1) {
+        struct seg_world *w = filled(slice, CST_SEG_CRYPT_OFF, 3000);
+        unsigned ticks = 1;
+
+        w->options.slice_slots = slice;
+        seg_world_stop(w, true);
+        assert_int_equal(seg_world_start(w), 0);
+        for (uint32_t i = 9; i < N; i += 20) /* ends of chains */
+            seg_world_drop(w, i, false);
+        w->clock.ns += 61 * CST_NS_PER_S;
+        for (; cst_seg_tick(w->seg); ticks++) {
+            uint32_t late = (19 + 20 * ticks) % N;
+
+            if (w->items[late].live)
+                seg_world_drop(w, late, false);
+            if (N + ticks < SEG_ITEMS)
+                assert_int_equal(seg_world_put(w, N + ticks, -1, 0, 700), 0);
+        }
+        assert_true(ticks >= N / CST_MAX(slice, 2U));
+        seg_world_settle(w);
+        seg_world_stop(w, false); /* a kill */
+        assert_int_equal(seg_world_start(w), 0);
+        for (uint32_t i = 0; i < N; i++) {
+            const struct seg_item *item = &w->items[i];
+            bool early = i % 20 == 9, late = i % 20 == 19;
+
+            assert_true(late || item->live == !early);
+            if (item->live)
+                assert_int_equal(item->pinned_until, i % 3 ? 0 : 2000000000 + i);
+        }
+        assert_int_equal(seg_world_read_all(w), w->n_found);
+        seg_world_free(w);
+    }
+}
+
+/* Segments come and go while it is made: with each tick some are evicted and filled again. */
+static void test_a_checkpoint_of_what_changes_lies_about_nothing(void **state) {
+    struct seg_world *w = filled(5, CST_SEG_CRYPT_OFF, 5000);
+    size_t live;
+
+    w->options.slice_slots = 5;
+    seg_world_stop(w, true);
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_drop(w, 299, false);
+    w->clock.ns += 61 * CST_NS_PER_S;
+    for (uint32_t i = N; cst_seg_tick(w->seg); i = i + 1 < SEG_ITEMS ? i + 1 : N)
+        for (unsigned k = 0; k < 4; k++) {
+            if (w->items[i].live)
+                seg_world_drop(w, i, false);
+            (void)seg_world_put(w, i, -1, 0, 30000);
+        }
+    assert_true(w->n_gone > 50);
+    seg_world_settle(w);
+    live = seg_world_live(w);
+    seg_world_stop(w, false);
+    w->options.bytes += 512 << 10; /* so that the start evicts nothing */
+    assert_int_equal(seg_world_start(w), 0);
+    assert_int_equal(seg_world_read_all(w), w->n_found);
+    assert_true(w->n_found >= live && live > 20);
+    seg_world_free(w);
+}
+
+/* Destroyed records of a segment without an index: all others are found behind the kill. */
+static void test_a_scan_goes_on_behind_what_was_destroyed(void **state) {
+    static const uint64_t sizes[] = { 700, 6000 }; /* one chunk, and several */
+    char key[] = "/tmp/cst-marks-XXXXXX";
+    int fd = mkstemp(key);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, sizes, 16) + write(fd, sizes, 16), 32);
+    (void)close(fd);
+    for (unsigned s = 0; s < 2 * CST_COUNT(sizes); s++) {
+        struct seg_world *w = seg_world_new(3, s < 2 ? CST_SEG_CRYPT_OFF : CST_SEG_CRYPT_AES);
+        struct cst_seg_stats stats;
+
+        w->options.key_file = key;
+        assert_int_equal(seg_world_start(w), 0);
+        for (uint32_t i = 0; i < 20; i++)
+            assert_int_equal(seg_world_put(w, i, -1, 0, sizes[s % 2]), 0);
+        for (uint32_t i = 0; i < 20; i += 4)
+            seg_world_drop(w, i, true);
+        seg_world_settle(w);
+        for (unsigned again = 0; again < 2; again++) { /* the second time by another run */
+            seg_world_stop(w, false);
+            assert_int_equal(seg_world_start(w), 0);
+            assert_int_equal(w->n_found, 15 - again);
+            assert_int_equal(seg_world_read_all(w), 15 - again);
+            cst_seg_stats(w->seg, &stats);
+            assert_int_equal(stats.corrupt, 0);
+            if (!again)
+                seg_world_drop(w, 1, true);
+            seg_world_settle(w);
+        }
+        seg_world_free(w);
+    }
+    (void)unlink(key);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoints_are_made_in_slices),
+        cmocka_unit_test(test_a_checkpoint_of_what_changes_lies_about_nothing),
+        cmocka_unit_test(test_a_scan_goes_on_behind_what_was_destroyed),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
