@@ -127,7 +127,7 @@ static void multiply(const struct cst_dense *d, const struct cst_side_tensor *t,
     bool predicted = deep && t->sources;
     const float *rows = predicted ? t->residual.rows : t->klt.rows, *matrix = t->predictor;
 
-    for (int i = 0; predicted && i < 2; i++) {
+    for (int i = 0; predicted && i < CST_SIDE_SOURCES; i++) {
         if (!(t->sources >> i & 1))
             continue;
         cst_gemm(false, false, m, n, n, 1, d->last, n, matrix, n, 1, d->values, n);

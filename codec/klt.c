@@ -41,15 +41,22 @@ static const float DEFAULT_STEP = 0.4f;
 /* Of values and steps: products of these stay finite. */
 #define MAGNITUDE_MAX 0x1p60f
 
+/* What was decoded of a tensor, [tokens][channels], before it was rounded. */
+struct kept {
+    float *x;
+    uint32_t layer;
+    bool known;
+};
+
 struct state {
     bool deep;
-    bool known[2]; /* K, V: `last` is theirs */
-    bool sound;    /* what was decoded last is within limits */
-    uint32_t most; /* channels of the widest tensor */
-    /* [tokens][channels] each, of K and V: decoded last, before it was rounded; under way */
-    float *last[2], *x[2];
-    float *row;    /* of values, or one for each token */
-    float *z;      /* [most][stride] coefficients */
+    bool sound;                          /* what was decoded last is within limits */
+    uint32_t most;                       /* channels of the widest tensor */
+    struct kept kept[2][CST_SIDE_DEPTH]; /* of K and V, layer l at l % depth */
+    float *x[2];                         /* [tokens][channels] of K and V, under way */
+    float *inputs;                       /* [tokens][rank] coordinates of a source */
+    float *row;                          /* of values, or one for each token */
+    float *z;                            /* [most][stride] coefficients */
     float *wanted; /* [most][stride] coefficients to encode, or [tokens][channels] values */
     int32_t *q;    /* [most][stride] over their steps */
     float *scale;  /* [stride] step of each token */
@@ -85,9 +92,12 @@ static void carve_all(struct state *s, struct room *r, const struct cst_descript
     s->deep = deep;
     s->most = cst_side_most(desc);
     for (int i = 0; i < 2; i++) {
-        s->last[i] = deep ? carve(r, rows * s->most, sizeof(float)) : NULL;
+        for (int k = 0; k < CST_SIDE_DEPTH; k++)
+            s->kept[i][k].x = deep ? carve(r, rows * s->most, sizeof(float)) : NULL;
         s->x[i] = deep || i == 0 ? carve(r, rows * s->most, sizeof(float)) : s->x[0];
     }
+    s->inputs =
+        deep ? carve(r, rows * CST_MIN(s->most, (uint32_t)CST_SIDE_RANK_MAX), sizeof(float)) : NULL;
     s->row = carve(r, CST_MAX(rows, (uint64_t)s->most), sizeof(float));
     s->wanted = carve(r, rows * s->most, sizeof(float));
     s->z = carve(r, rows * s->most, sizeof(float));
@@ -128,9 +138,26 @@ struct tensor {
     size_t sink_bytes;
 };
 
-static bool may_predict(const struct state *state, const struct cst_side_tensor *t) {
-    return state->deep && t->sources && (!(t->sources & CST_SIDE_FROM_K) || state->known[0]) &&
-           (!(t->sources & CST_SIDE_FROM_V) || state->known[1]);
+/* What bit i of a tensor's sources means, as decoded; NULL: it wasn't, or may not be leant on. */
+static const float *source_rows(const struct state *state, uint32_t layer, uint8_t tensor, int i) {
+    uint32_t back = (uint32_t)i / 2 + !(tensor == CST_TENSOR_V && i % 2 == 0);
+    const struct kept *k;
+
+    if (layer < back)
+        return NULL;
+    k = &state->kept[i % 2][(layer - back) % CST_SIDE_DEPTH];
+    return k->known && k->layer == layer - back ? k->x : NULL;
+}
+
+static bool may_predict(const struct state *state, const struct cst_stage_segment *s,
+                        const struct cst_side_tensor *t) {
+    if (!state->deep || !t->sources)
+        return false;
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        if (t->sources >> i & 1 && !source_rows(state, s->layer, s->tensor, i))
+            return false;
+    }
+    return true;
 }
 
 /* false: side data don't know it. */
@@ -179,39 +206,87 @@ static bool load(float *rows, const uint8_t *seg, const struct cst_stage_segment
 void cst_klt_note(const uint8_t *seg, const struct cst_stage_segment *s,
                   const struct cst_codec_work *w) {
     struct state *state = state_of(w);
+    struct kept *k;
     struct tensor t;
 
     if (!state->deep || s->tensor > CST_TENSOR_V)
         return;
-    state->known[s->tensor] =
-        tensor_init(&t, s, false, w) && load(state->last[s->tensor], seg, s, w);
+    k = &state->kept[s->tensor][s->layer % CST_SIDE_DEPTH];
+    k->layer = s->layer;
+    k->known = tensor_init(&t, s, false, w) && load(k->x, seg, s, w);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* rows += sign * prediction */
-static void predict(float *rows, const struct tensor *t, const struct cst_stage_segment *s,
-                    float sign, const struct cst_codec_work *w) {
-    const struct state *state = state_of(w);
+/* rows += sign * what channels predict */
+static void predict_channels(float *rows, const struct tensor *t, const struct cst_stage_segment *s,
+                             float sign, const struct cst_codec_work *w) {
     const float *matrix = t->t->predictor;
-    uint32_t groups = cst_side_groups(t->channels, t->t->width);
 
-    for (uint32_t g = 0; t->sources && g < groups; g++) {
+    for (uint32_t g = 0; g < cst_side_groups(t->channels, t->t->width); g++) {
         struct cst_side_span to = cst_side_group(t->channels, t->t->width, g);
 
-        for (int i = 0; i < 2; i++) {
-            const struct cst_side_tensor *from =
-                cst_side_source(w->side->tensor, s->layer, s->tensor, 1 << i);
+        for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+            const struct cst_side_tensor *from;
             struct cst_side_span seen;
 
             if (!(t->sources >> i & 1))
                 continue;
+            from = cst_side_source(w->side->tensor, s->layer, s->tensor, i);
             seen = cst_side_seen(from->channels, from->width, t->channels, t->t->width, g);
-            cst_gemm(false, false, t->tokens, to.n, seen.n, sign, state->last[i] + seen.at,
-                     from->channels, matrix, to.n, 1, rows + to.at, t->channels);
+            cst_gemm(false, false, t->tokens, to.n, seen.n, sign,
+                     source_rows(state_of(w), s->layer, s->tensor, i) + seen.at, from->channels,
+                     matrix, to.n, 1, rows + to.at, t->channels);
             matrix += (size_t)seen.n * to.n;
         }
     }
+}
+
+/* The first n coordinates of a source's tokens, group by group, to z. n. */
+static uint32_t coordinates(float *z, const float *x, const struct cst_side_tensor *from,
+                            uint32_t rank, uint32_t tokens) {
+    uint16_t group[CST_SIDE_RANK_MAX], counts[CST_SIDE_PICK_GROUPS_MAX] = { 0 };
+    uint32_t n = cst_side_pick(group, from, rank), at = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        counts[group[i]]++;
+    for (uint32_t g = 0; g < cst_side_groups(from->channels, from->width); at += counts[g++]) {
+        struct cst_side_span span = cst_side_group(from->channels, from->width, g);
+
+        if (counts[g])
+            cst_gemm(false, true, tokens, counts[g], span.n, 1, x + span.at, from->channels,
+                     from->klt.rows + (size_t)g * from->width * from->width, span.n, 0, z + at, n);
+    }
+    return n;
+}
+
+/* rows += sign * what coordinates predict */
+static void predict_pooled(float *rows, const struct tensor *t, const struct cst_stage_segment *s,
+                           float sign, const struct cst_codec_work *w) {
+    const struct state *state = state_of(w);
+    const float *matrix = t->t->predictor;
+
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        const struct cst_side_tensor *from;
+        uint32_t n;
+
+        if (!(t->sources >> i & 1))
+            continue;
+        from = cst_side_source(w->side->tensor, s->layer, s->tensor, i);
+        n = coordinates(state->inputs, source_rows(state, s->layer, s->tensor, i), from, t->t->rank,
+                        t->tokens);
+        cst_gemm(false, false, t->tokens, t->channels, n, sign, state->inputs, n, matrix,
+                 t->channels, 1, rows, t->channels);
+        matrix += (size_t)n * t->channels;
+    }
+}
+
+static void predict(float *rows, const struct tensor *t, const struct cst_stage_segment *s,
+                    float sign, const struct cst_codec_work *w) {
+    if (t->sources && t->t->rank)
+        predict_pooled(rows, t, s, sign, w);
+    else if (t->sources)
+        predict_channels(rows, t, s, sign, w);
 }
 
 /* Residuals to coefficients */
@@ -416,14 +491,14 @@ float cst_klt_weight(const struct cst_side *side, uint32_t layer, uint8_t tensor
 }
 
 /* What was decoded is what the next streams are predicted from. */
-static void take(struct state *state, uint8_t tensor, bool known) {
-    float *was = state->last[tensor];
+static void take(struct state *state, const struct cst_stage_segment *s, bool known) {
+    struct kept *k = &state->kept[s->tensor][s->layer % CST_SIDE_DEPTH];
+    float *was = k->x;
 
-    state->known[tensor] = known;
     if (!state->deep)
         return;
-    state->last[tensor] = state->x[tensor];
-    state->x[tensor] = was;
+    *k = (struct kept){ state->x[s->tensor], s->layer, known };
+    state->x[s->tensor] = was;
 }
 
 /* With smaller steps until the bound holds. */
@@ -457,7 +532,7 @@ size_t cst_klt_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_s
     struct tensor t;
     size_t len;
 
-    if (!side || !tensor_init(&t, s, may_predict(state, side), w) || !t.tokens ||
+    if (!side || !tensor_init(&t, s, may_predict(state, s, side), w) || !t.tokens ||
         !load_residual(rows, seg, s, &t, w))
         return 0;
     if (gains)
@@ -465,7 +540,7 @@ size_t cst_klt_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_s
     turn_in(state->wanted, rows, &t);
     len = encode_bound(dst, seg, s, &t, gains, w, error);
     if (len)
-        take(state, s->tensor, state->sound);
+        take(state, s, state->sound);
     return len;
 }
 
@@ -492,7 +567,7 @@ static bool open_stream(struct tensor *t, struct cst_klt_header *head,
     step = cst_f32_from_bits(cst_load32(&head->step));
     return !(head->flags & ~all) && !head->reserved[0] && !head->reserved[1] &&
            abs(head->spread) <= CST_KLT_SPREAD_MAX &&
-           (!predicted || may_predict(state_of(w), side)) && step > 0 && step <= MAGNITUDE_MAX &&
+           (!predicted || may_predict(state_of(w), s, side)) && step > 0 && step <= MAGNITUDE_MAX &&
            !(head->flags & CST_KLT_UNROTATED) == !s->rotated && (!s->rotated || can_turn(s, w)) &&
            cst_load32(&head->rope) == (s->rotated ? cst_rope_id(s->rotated) : 0) &&
            tensor_init(t, s, predicted, w) && t->tokens && len > sizeof(*head) + t->sink_bytes;
@@ -557,6 +632,6 @@ bool cst_klt_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8
         cst_stage_restore_sinks(seg, src + sizeof(head), s);
     }
     if (!w->params) /* an encoder may try again */
-        take(state, s->tensor, state->sound);
+        take(state, s, state->sound);
     return state->sound;
 }

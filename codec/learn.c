@@ -29,18 +29,22 @@
 enum {
     WORK_ALIGN = 64,
     WIDE = CST_SIDE_WIDTH_MAX,
-    INPUTS_MAX = 2 * WIDE, /* a group of each source */
     TOKENS_PER_INPUT = 16, /* fewer and the fit follows the noise */
+    TOKENS_PER_MORE = 8,   /* of predictors with more inputs, where the first ones pay */
     CHUNK = 256,           /* rows that are reconstructed at a time */
-    FOLDS = 4
+    FOLDS = 4,
+    NEAR = CST_SIDE_FROM_K | CST_SIDE_FROM_V,
+    ALL = NEAR | CST_SIDE_FROM_K2 | CST_SIDE_FROM_V2
 };
 static const float DEFAULT_STEP = 0.4f;
-static const double RIDGE = 1e-3; /* of the mean diagonal */
+static const double RIDGE = 1e-3;      /* of the mean diagonal */
+static const double WORTH_BITS = .01;  /* a channel that a predictor must save */
+static const double WORTH_SHARE = .99; /* of the bits that a larger one may leave */
 
 /* Products of a group's values x and its inputs a, over some rows. */
 struct products {
-    float *aa; /* [INPUTS_MAX][INPUTS_MAX], upper triangle */
-    float *ax; /* [INPUTS_MAX][WIDE] */
+    float *aa; /* [inputs][inputs], upper triangle */
+    float *ax; /* [inputs][WIDE] */
     float *xx; /* [WIDE][WIDE], upper triangle */
 };
 
@@ -52,18 +56,22 @@ struct learner {
     const struct cst_codec_ops *ops;
     struct cst_side_plan plan;
     uint32_t rows; /* tokens */
-    /* Matrices of a row for each token. `state` holds K, then V of a layer as reconstructed. */
-    uint32_t most; /* channels of the widest tensor */
-    float *x;      /* [rows][most] */
-    float *state;  /* [rows][2 * most] */
-    float *chunk;  /* [CHUNK][most] */
-    float *r, *z;  /* [CHUNK][WIDE] residual, coefficients */
+    /* Matrices of a row for each token. `state` holds what was reconstructed of the last layers,
+     * `coords` the first coordinates of that, column_of() each. */
+    uint32_t most;   /* channels of the widest tensor */
+    uint32_t inputs; /* most that a predictor may have */
+    uint32_t rank;   /* coordinates that are kept of a source; 0: never used */
+    float *x;        /* [rows][most] */
+    float *state;    /* [rows][SOURCES * most] */
+    float *coords;   /* [rows][SOURCES * rank] */
+    float *chunk;    /* [CHUNK][most] */
+    float *r, *z;    /* [CHUNK][WIDE] residual, coefficients */
     struct cst_rope_table *rope;
     double *sums;  /* [most] */
     float *energy; /* [2][block_tokens] */
     struct products fold[FOLDS], all, rest;
-    double *normal;                  /* [INPUTS_MAX][INPUTS_MAX] */
-    double *rhs;                     /* [INPUTS_MAX][WIDE] */
+    double *normal;                  /* [inputs][inputs] */
+    double *rhs;                     /* [inputs][WIDE] */
     float *covariance, *vectors, *t; /* [WIDE][WIDE] */
     float *values;                   /* [WIDE] */
     float *eigen;
@@ -94,9 +102,9 @@ static void *carve(struct room *r, uint64_t n, size_t size) {
     return p;
 }
 
-static void carve_products(struct room *r, struct products *p) {
-    p->aa = carve(r, (uint64_t)INPUTS_MAX * INPUTS_MAX, sizeof(float));
-    p->ax = carve(r, (uint64_t)INPUTS_MAX * WIDE, sizeof(float));
+static void carve_products(const struct learner *l, struct room *r, struct products *p) {
+    p->aa = carve(r, (uint64_t)l->inputs * l->inputs, sizeof(float));
+    p->ax = carve(r, (uint64_t)l->inputs * WIDE, sizeof(float));
     p->xx = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
 }
 
@@ -106,9 +114,13 @@ static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
 
     for (uint32_t i = 0; i < l->desc->n_layers; i++)
         pairs = CST_MAX(pairs, l->desc->layers[i].rope_dims / 2);
+    l->plan = cst_side_plan(l->desc);
     l->most = cst_side_most(l->desc);
+    l->inputs = l->plan.inputs;
+    l->rank = l->most > l->plan.width ? CST_MIN(l->inputs / 2, (uint32_t)CST_SIDE_RANK_MAX) : 0;
     l->x = carve(r, rows * l->most, sizeof(float));
-    l->state = carve(r, 2 * rows * l->most, sizeof(float));
+    l->state = carve(r, l->inputs ? CST_SIDE_SOURCES * rows * l->most : 0, sizeof(float));
+    l->coords = carve(r, CST_SIDE_SOURCES * rows * l->rank, sizeof(float));
     l->chunk = carve(r, (uint64_t)CHUNK * l->most, sizeof(float));
     l->r = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
     l->z = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
@@ -118,11 +130,11 @@ static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
     if (r->base)
         l->rope = cst_rope_table_init(rope, l->desc->block_tokens, pairs);
     for (int i = 0; i < FOLDS; i++)
-        carve_products(r, &l->fold[i]);
-    carve_products(r, &l->all);
-    carve_products(r, &l->rest);
-    l->normal = carve(r, (uint64_t)INPUTS_MAX * INPUTS_MAX, sizeof(double));
-    l->rhs = carve(r, (uint64_t)INPUTS_MAX * WIDE, sizeof(double));
+        carve_products(l, r, &l->fold[i]);
+    carve_products(l, r, &l->all);
+    carve_products(l, r, &l->rest);
+    l->normal = carve(r, (uint64_t)l->inputs * l->inputs, sizeof(double));
+    l->rhs = carve(r, (uint64_t)l->inputs * WIDE, sizeof(double));
     l->covariance = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
     l->vectors = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
     l->t = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
@@ -136,7 +148,7 @@ static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
     l->res_sigma = carve(r, l->most, sizeof(float));
     l->try_sigma = carve(r, l->most, sizeof(float));
     l->res_rows = carve(r, (uint64_t)l->most * WIDE, sizeof(float));
-    l->predictor = carve(r, (uint64_t)l->most * INPUTS_MAX, sizeof(float));
+    l->predictor = carve(r, (uint64_t)l->most * l->inputs, sizeof(float));
 }
 
 size_t cst_learn_work_size(const struct cst_descriptor *desc, uint32_t tokens) {
@@ -240,74 +252,103 @@ static bool load_tensor(struct learner *l, struct cst_side_tensor *t, uint32_t l
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* One group of the tensor under way and what it may be predicted from, as columns of `state`. */
+/* What a predictor reads. */
+struct inputs {
+    uint8_t sources;
+    uint32_t rank; /* 0: channels */
+};
+
+/* One group of the tensor under way, and its inputs as columns of a matrix. */
 struct group {
     uint32_t at, w; /* channels */
     uint32_t inputs;
-    struct cst_side_span span[2];
+    const float *from; /* state or coords */
+    uint32_t stride;
+    struct cst_side_span span[CST_SIDE_SOURCES];
     int spans;
+    bool again; /* the same inputs as those of the group before */
 };
 
-static struct group group_of(const struct learner *l, const struct cst_side_tensor *t,
-                             uint32_t layer, uint8_t tensor, uint8_t sources, uint32_t g) {
-    struct cst_side_span own = cst_side_group(t->channels, t->width, g);
-    struct group out = { .at = own.at, .w = own.n };
+/* Where what bit i of a tensor's sources means lies in `state` or `coords`. */
+static uint32_t column_of(uint32_t layer, uint8_t tensor, int i, uint32_t width) {
+    uint32_t back = (uint32_t)i / 2 + !(tensor == CST_TENSOR_V && i % 2 == 0);
 
-    for (int i = 0; i < 2; i++) {
-        const struct cst_side_tensor *from = cst_side_source(l->tensor, layer, tensor, 1 << i);
+    return (2 * ((layer - back) % CST_SIDE_DEPTH) + (uint32_t)i % 2) * width;
+}
+
+static struct group group_of(const struct learner *l, const struct cst_side_tensor *t,
+                             uint32_t layer, uint8_t tensor, struct inputs in, uint32_t g) {
+    struct cst_side_span own = cst_side_group(t->channels, t->width, g);
+    uint32_t width = in.rank ? l->rank : l->most;
+    struct group out = { .at = own.at,
+                         .w = own.n,
+                         .from = in.rank ? l->coords : l->state,
+                         .stride = CST_SIDE_SOURCES * width,
+                         .again = in.rank && g > 0 };
+
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        const struct cst_side_tensor *from = cst_side_source(l->tensor, layer, tensor, i);
         struct cst_side_span seen;
 
-        if (!(sources >> i & 1) || !from)
+        if (!(in.sources >> i & 1) || !from)
             continue;
-        seen = cst_side_seen(from->channels, from->width, t->channels, t->width, g);
-        seen.at += i ? l->most : 0;
+        if (in.rank)
+            seen = (struct cst_side_span){ 0, CST_MIN(in.rank, from->channels) };
+        else
+            seen = cst_side_seen(from->channels, from->width, t->channels, t->width, g);
+        seen.at += column_of(layer, tensor, i, width);
         out.inputs += seen.n;
         out.span[out.spans++] = seen;
     }
     return out;
 }
 
-/* Products over rows first .. end - 1. */
+/* Products over rows first .. end - 1; those of inputs are there already if `again`. */
 static void multiply(const struct learner *l, struct products *p, const struct group *g,
                      uint32_t channels, uint32_t first, uint32_t end) {
     const float *x = l->x + (size_t)first * channels + g->at;
-    const float *state = l->state + (size_t)first * 2 * l->most;
-    uint32_t n = end - first, lda = 2 * l->most;
+    const float *from = g->from + (size_t)first * g->stride;
+    uint32_t n = end - first, lda = g->stride, at = 0;
 
     cst_gram(n, g->w, 1, x, channels, 0, p->xx, WIDE);
-    for (int i = 0, at = 0; i < g->spans; at += (int)g->span[i++].n) {
-        const float *a = state + g->span[i].at;
+    for (int i = 0; i < g->spans; at += g->span[i++].n) {
+        const float *a = from + g->span[i].at;
+        uint32_t to = at;
 
-        cst_gram(n, g->span[i].n, 1, a, lda, 0, p->aa + at * (INPUTS_MAX + 1), INPUTS_MAX);
         cst_gemm(true, false, g->span[i].n, g->w, n, 1, a, lda, x, channels, 0,
                  p->ax + (size_t)at * WIDE, WIDE);
+        if (g->again)
+            continue;
+        cst_gram(n, g->span[i].n, 1, a, lda, 0, p->aa + (size_t)at * (l->inputs + 1), l->inputs);
+        for (int k = i + 1; k < g->spans; k++) {
+            to += g->span[k - 1].n;
+            cst_gemm(true, false, g->span[i].n, g->span[k].n, n, 1, a, lda, from + g->span[k].at,
+                     lda, 0, p->aa + (size_t)at * l->inputs + to, l->inputs);
+        }
     }
-    if (g->spans == 2)
-        cst_gemm(true, false, g->span[0].n, g->span[1].n, n, 1, state + g->span[0].at, lda,
-                 state + g->span[1].at, lda, 0, p->aa + g->span[0].n, INPUTS_MAX);
     cst_symmetrize(g->w, p->xx, WIDE);
-    cst_symmetrize(g->inputs, p->aa, INPUTS_MAX);
+    cst_symmetrize(g->inputs, p->aa, l->inputs);
 }
 
 /* to += sign * from */
-static void accumulate(struct products *to, const struct products *from, const struct group *g,
-                       float sign) {
+static void accumulate(const struct learner *l, struct products *to, const struct products *from,
+                       const struct group *g, float sign) {
     for (uint32_t i = 0; i < g->w; i++) {
         for (uint32_t j = 0; j < g->w; j++)
             to->xx[i * WIDE + j] += sign * from->xx[i * WIDE + j];
     }
     for (uint32_t i = 0; i < g->inputs; i++) {
         for (uint32_t j = 0; j < g->inputs; j++)
-            to->aa[i * INPUTS_MAX + j] += sign * from->aa[i * INPUTS_MAX + j];
+            to->aa[i * l->inputs + j] += sign * from->aa[i * l->inputs + j];
         for (uint32_t j = 0; j < g->w; j++)
             to->ax[i * WIDE + j] += sign * from->ax[i * WIDE + j];
     }
 }
 
-static void copy(struct products *to, const struct products *from) {
+static void copy(const struct learner *l, struct products *to, const struct products *from) {
     memcpy(to->xx, from->xx, (size_t)WIDE * WIDE * sizeof(float));
-    memcpy(to->aa, from->aa, (size_t)INPUTS_MAX * INPUTS_MAX * sizeof(float));
-    memcpy(to->ax, from->ax, (size_t)INPUTS_MAX * WIDE * sizeof(float));
+    memcpy(to->aa, from->aa, (size_t)l->inputs * l->inputs * sizeof(float));
+    memcpy(to->ax, from->ax, (size_t)l->inputs * WIDE * sizeof(float));
 }
 
 static uint32_t fold_at(const struct learner *l, uint32_t f) {
@@ -319,9 +360,9 @@ static void multiply_folds(struct learner *l, const struct group *g, uint32_t ch
     for (uint32_t f = 0; f < FOLDS; f++) {
         multiply(l, &l->fold[f], g, channels, fold_at(l, f), fold_at(l, f + 1));
         if (f == 0)
-            copy(&l->all, &l->fold[0]);
+            copy(l, &l->all, &l->fold[0]);
         else
-            accumulate(&l->all, &l->fold[f], g, 1);
+            accumulate(l, &l->all, &l->fold[f], g, 1);
     }
 }
 
@@ -334,13 +375,13 @@ static bool fit(const struct learner *l, float *w, const struct products *p, con
     uint32_t n = g->inputs;
 
     for (uint32_t i = 0; i < n; i++)
-        mean += (double)p->aa[i * (INPUTS_MAX + 1)] / n;
+        mean += (double)p->aa[i * (l->inputs + 1)] / n;
     /* the fewer tokens an input has, the less its weight is believed */
     if (rows < 2 * TOKENS_PER_INPUT * n)
         ridge *= 2.0 * TOKENS_PER_INPUT * n / rows;
     for (uint32_t i = 0; i < n; i++) {
         for (uint32_t j = i; j < n; j++)
-            l->normal[(size_t)i * n + j] = (double)p->aa[i * INPUTS_MAX + j];
+            l->normal[(size_t)i * n + j] = (double)p->aa[i * l->inputs + j];
         l->normal[(size_t)i * n + i] += mean * ridge;
         for (uint32_t j = 0; j < g->w; j++)
             l->rhs[(size_t)i * g->w + j] = (double)p->ax[i * WIDE + j];
@@ -360,7 +401,7 @@ static void residual(const struct learner *l, float *out, const struct products 
     for (uint32_t i = 0; i < g->w; i++)
         memcpy(out + i * WIDE, p->xx + i * WIDE, g->w * sizeof(*out));
     if (w) {
-        cst_gemm(false, false, g->inputs, g->w, g->inputs, 1, p->aa, INPUTS_MAX, w, g->w, 0, aw,
+        cst_gemm(false, false, g->inputs, g->w, g->inputs, 1, p->aa, l->inputs, w, g->w, 0, aw,
                  WIDE);
         for (uint32_t i = 0; i < g->inputs; i++) {
             for (uint32_t j = 0; j < g->w; j++)
@@ -452,8 +493,8 @@ static bool validate_group(struct learner *l, const struct group *g, uint32_t ch
     for (uint32_t f = 0; f < FOLDS; f++) {
         uint32_t n = fold_at(l, f + 1) - fold_at(l, f);
 
-        copy(&l->rest, &l->all);
-        accumulate(&l->rest, &l->fold[f], g, -1);
+        copy(l, &l->rest, &l->all);
+        accumulate(l, &l->rest, &l->fold[f], g, -1);
         if (w && !fit(l, w, &l->rest, g, l->rows - n))
             return false;
         residual(l, l->covariance, &l->rest, g, w, l->rows - n);
@@ -467,16 +508,18 @@ static bool validate_group(struct learner *l, const struct group *g, uint32_t ch
     return true;
 }
 
-/* Bits of all channels, beyond those of the noise, with sources or (0) without; infinite: not
- * possible. Their deviations to sigma. */
+/* Bits of all channels, beyond those of the noise; infinite: not possible, or more inputs than the
+ * plan or the tokens allow. The deviations of coefficients to sigma. */
 static double validate(struct learner *l, const struct cst_side_tensor *t, uint32_t layer,
-                       uint8_t tensor, uint8_t sources, float *sigma) {
+                       uint8_t tensor, struct inputs in, float *sigma) {
     double step = step_of(l, t), noise = step * step / 12, bits = 0;
+    bool more = in.rank || in.sources & ~NEAR;
+    uint32_t tokens = more ? TOKENS_PER_MORE : TOKENS_PER_INPUT;
 
     for (uint32_t i = 0; i < cst_side_groups(t->channels, t->width); i++) {
-        struct group g = group_of(l, t, layer, tensor, sources, i);
+        struct group g = group_of(l, t, layer, tensor, in, i);
 
-        if ((uint64_t)l->rows < (uint64_t)TOKENS_PER_INPUT * g.inputs ||
+        if (g.inputs > l->inputs || l->rows < (uint64_t)tokens * g.inputs ||
             !validate_group(l, &g, t->channels, sigma + g.at))
             return INFINITY;
     }
@@ -485,29 +528,46 @@ static double validate(struct learner *l, const struct cst_side_tensor *t, uint3
     return bits;
 }
 
-/* Which sources take fewest bits, and the deviations with and without them. */
-static bool choose_sources(struct learner *l, struct cst_side_tensor *t, uint32_t layer,
-                           uint8_t tensor) {
-    uint8_t allowed = l->params->no_predictors ? 0 : l->plan.sources;
-    double klt = validate(l, t, layer, tensor, 0, l->klt_sigma), least = klt;
+/* Takes inputs where they leave fewer than `most` bits. */
+static void try_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t layer, uint8_t tensor,
+                       struct inputs in, double most, double *least) {
+    double bits;
+
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        if (!cst_side_source(l->tensor, layer, tensor, i))
+            in.sources &= (uint8_t) ~(1 << i);
+    }
+    if (!in.sources || (in.sources == t->sources && in.rank == t->rank))
+        return;
+    bits = validate(l, t, layer, tensor, in, l->try_sigma);
+    if (bits >= most)
+        return;
+    *least = bits;
+    t->sources = in.sources;
+    t->rank = in.rank;
+    memcpy(l->res_sigma, l->try_sigma, t->channels * sizeof(float));
+}
+
+/* What to predict from, and the deviations with and without it: of what pays, the cheapest that
+ * leaves hardly more bits than the best. */
+static bool choose_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t layer,
+                          uint8_t tensor) {
+    const struct inputs more[] = { { ALL, 0 },
+                                   { NEAR, CST_MIN(l->rank, l->inputs / 2) },
+                                   { ALL, CST_MIN(l->rank, l->inputs / 4) } };
+    double klt = validate(l, t, layer, tensor, (struct inputs){ 0, 0 }, l->klt_sigma);
+    double worth = klt - WORTH_BITS * t->channels, least = klt;
 
     t->sources = 0;
-    for (int i = 0; i < 2; i++) {
-        if (!cst_side_source(l->tensor, layer, tensor, 1 << i))
-            allowed &= (uint8_t) ~(1 << i);
-    }
-    /* one source alone only where both don't pay, or have too few tokens */
-    for (uint8_t sources = 3; sources > 0 && t->sources != 3; sources--) {
-        double bits;
-
-        if (sources & ~allowed)
-            continue;
-        bits = validate(l, t, layer, tensor, sources, l->try_sigma);
-        if (bits < least && bits < klt - 0.01 * t->channels) {
-            least = bits;
-            t->sources = sources;
-            memcpy(l->res_sigma, l->try_sigma, t->channels * sizeof(float));
-        }
+    t->rank = 0;
+    if (isfinite(klt) && !l->params->no_predictors && l->inputs) {
+        try_inputs(l, t, layer, tensor, (struct inputs){ NEAR, 0 }, worth, &least);
+        for (uint8_t one = 1; one <= 2 && t->sources != NEAR; one++) /* too few tokens for both */
+            try_inputs(l, t, layer, tensor, (struct inputs){ one, 0 }, CST_MIN(worth, least),
+                       &least);
+        for (size_t i = 0; i < (l->rank ? CST_COUNT(more) : 1); i++)
+            try_inputs(l, t, layer, tensor, more[i], t->sources ? WORTH_SHARE * least : worth,
+                       &least);
     }
     l->bits_klt += klt;
     l->bits_deep += least;
@@ -523,7 +583,7 @@ static bool fit_tensor(struct learner *l, struct cst_side_tensor *t, uint32_t la
     float unit;
 
     for (uint32_t i = 0; i < groups; i++) {
-        struct group g = group_of(l, t, layer, tensor, t->sources, i);
+        struct group g = group_of(l, t, layer, tensor, (struct inputs){ t->sources, t->rank }, i);
 
         multiply(l, &l->all, &g, t->channels, 0, l->rows);
         residual(l, l->covariance, &l->all, &g, NULL, l->rows);
@@ -556,24 +616,27 @@ static void quantize_rows(float *z, size_t n, float step) {
 /* The rows as they will be decoded, to this tensor's half of `state`. */
 static void reconstruct(struct learner *l, const struct cst_side_tensor *t, uint32_t layer,
                         uint8_t tensor) {
-    uint32_t groups = cst_side_groups(t->channels, t->width), lda = 2 * l->most;
+    uint32_t groups = cst_side_groups(t->channels, t->width), lda = CST_SIDE_SOURCES * l->most;
+    uint32_t slot = 2 * (layer % CST_SIDE_DEPTH) + tensor;
     float step = (float)step_of(l, t);
 
     for (uint32_t first = 0; first < l->rows; first += CHUNK) {
         uint32_t n = CST_MIN((uint32_t)CHUNK, l->rows - first);
         const float *w = l->predictor, *x = l->x + (size_t)first * t->channels;
-        float *state = l->state + (size_t)first * lda;
+        float *state = l->state + (size_t)first * lda + slot * l->most;
 
         for (uint32_t i = 0; i < groups; i++) {
-            struct group g = group_of(l, t, layer, tensor, t->sources, i);
+            struct group g =
+                group_of(l, t, layer, tensor, (struct inputs){ t->sources, t->rank }, i);
             const float *rows = (g.inputs ? l->res_rows : l->klt_rows) + basis_at(t, i);
             float *p = l->chunk + g.at;
 
             for (uint32_t r = 0; r < n; r++)
                 memset(p + (size_t)r * t->channels, 0, g.w * sizeof(*p));
             for (int s = 0; s < g.spans; w += (size_t)g.span[s++].n * g.w)
-                cst_gemm(false, false, n, g.w, g.span[s].n, 1, state + g.span[s].at, lda, w, g.w, 1,
-                         p, t->channels);
+                cst_gemm(false, false, n, g.w, g.span[s].n, 1,
+                         g.from + (size_t)first * g.stride + g.span[s].at, g.stride, w, g.w, 1, p,
+                         t->channels);
             for (uint32_t r = 0; r < n; r++) {
                 for (uint32_t c = 0; c < g.w; c++)
                     l->r[r * g.w + c] =
@@ -584,8 +647,37 @@ static void reconstruct(struct learner *l, const struct cst_side_tensor *t, uint
             cst_gemm(false, false, n, g.w, g.w, 1, l->z, g.w, rows, g.w, 1, p, t->channels);
         }
         for (uint32_t r = 0; r < n; r++)
-            memcpy(state + (size_t)r * lda + (tensor == CST_TENSOR_V ? l->most : 0),
-                   l->chunk + (size_t)r * t->channels, t->channels * sizeof(float));
+            memcpy(state + (size_t)r * lda, l->chunk + (size_t)r * t->channels,
+                   t->channels * sizeof(float));
+    }
+}
+
+/* The first coordinates of what was reconstructed, to this tensor's columns of `coords`. */
+static void find_coordinates(struct learner *l, const struct cst_side_tensor *t, uint32_t layer,
+                             uint8_t tensor) {
+    uint32_t slot = 2 * (layer % CST_SIDE_DEPTH) + tensor;
+    uint32_t lda = CST_SIDE_SOURCES * l->most, ldc = CST_SIDE_SOURCES * l->rank;
+    uint16_t group[CST_SIDE_RANK_MAX];
+    uint32_t n = cst_side_pick(group, t, l->rank);
+
+    for (uint32_t g = 0; g < cst_side_groups(t->channels, t->width); g++) {
+        struct cst_side_span span = cst_side_group(t->channels, t->width, g);
+
+        for (uint32_t first = 0; first < l->rows; first += CHUNK) {
+            uint32_t rows = CST_MIN((uint32_t)CHUNK, l->rows - first);
+            float *to = l->coords + (size_t)first * ldc + slot * l->rank;
+
+            cst_gemm(false, true, rows, span.n, span.n, 1,
+                     l->state + (size_t)first * lda + slot * l->most + span.at, lda,
+                     t->klt.rows + basis_at(t, g), span.n, 0, l->z, span.n);
+            for (uint32_t i = 0, k = 0; i < n; i++) {
+                if (group[i] != g)
+                    continue;
+                for (uint32_t r = 0; r < rows; r++)
+                    to[(size_t)r * ldc + i] = l->z[r * span.n + k];
+                k++;
+            }
+        }
     }
 }
 
@@ -633,13 +725,50 @@ static size_t basis_size(const struct cst_side_tensor *t) {
     return n;
 }
 
+/* Group by group the learner's matrices hold all inputs; with a rank the bytes hold all channels of
+ * one input after the other. */
+static uint8_t *put_matrices(uint8_t *dst, const struct learner *l, const struct cst_side_tensor *t,
+                             uint32_t inputs, float unit) {
+    for (uint32_t i = 0; i < inputs; i++) {
+        const float *matrix = l->predictor;
+
+        for (uint32_t g = 0; g < cst_side_groups(t->channels, t->width); g++) {
+            size_t w = cst_side_group(t->channels, t->width, g).n;
+
+            dst = put_halves(dst, matrix + i * w, w, unit);
+            matrix += inputs * w;
+        }
+    }
+    return dst;
+}
+
+static void put_predictor(struct learner *l, const struct cst_side_tensor *t, uint32_t layer,
+                          uint8_t tensor) {
+    uint8_t kind = t->rank || t->sources & ~NEAR ? CST_SIDE_PREDICTOR2 : CST_SIDE_PREDICTOR;
+    struct cst_side_predictor head = { .sources = t->sources };
+    uint8_t *p = section_start(l, kind, layer, tensor);
+    struct group group = { 0 };
+    size_t n = 0;
+    float unit;
+
+    for (uint32_t g = 0; g < cst_side_groups(t->channels, t->width); g++) {
+        group = group_of(l, t, layer, tensor, (struct inputs){ t->sources, t->rank }, g);
+        n += (size_t)group.inputs * group.w;
+    }
+    unit = unit_of(t->predictor, n);
+    cst_store16(&head.rank, (uint16_t)t->rank);
+    cst_store32(&head.scale, cst_f32_bits(unit));
+    memcpy(p, &head, sizeof(head));
+    p = put_floats(p + sizeof(head), t->residual.sigma, t->channels);
+    p = put_halves(p, t->residual.rows, basis_size(t), 1);
+    section_end(l, t->rank ? put_matrices(p, l, t, group.inputs, unit)
+                           : put_halves(p, t->predictor, n, unit));
+}
+
 static void put_tensor(struct learner *l, const struct cst_side_tensor *t, uint32_t layer,
                        uint8_t tensor) {
-    struct cst_side_predictor predictor = { .sources = t->sources };
     struct cst_side_klt klt;
     uint8_t *p = section_start(l, CST_SIDE_KLT, layer, tensor);
-    size_t inputs = 0, n = basis_size(t);
-    float unit;
 
     cst_store32(&klt.channels, t->channels);
     cst_store32(&klt.width, t->width);
@@ -647,20 +776,10 @@ static void put_tensor(struct learner *l, const struct cst_side_tensor *t, uint3
     cst_store32(&klt.weight, cst_f32_bits(t->weight));
     memcpy(p, &klt, sizeof(klt));
     p = put_floats(p + sizeof(klt), t->mean, t->channels);
-    section_end(l, put_halves(put_floats(p, t->klt.sigma, t->channels), t->klt.rows, n, 1));
-    if (!t->sources)
-        return;
-    for (uint32_t g = 0; g < cst_side_groups(t->channels, t->width); g++) {
-        struct group group = group_of(l, t, layer, tensor, t->sources, g);
-
-        inputs += (size_t)group.inputs * group.w;
-    }
-    unit = unit_of(t->predictor, inputs);
-    cst_store32(&predictor.scale, cst_f32_bits(unit));
-    p = section_start(l, CST_SIDE_PREDICTOR, layer, tensor);
-    memcpy(p, &predictor, sizeof(predictor));
-    p = put_floats(p + sizeof(predictor), t->residual.sigma, t->channels);
-    section_end(l, put_halves(put_halves(p, t->residual.rows, n, 1), t->predictor, inputs, unit));
+    p = put_floats(p, t->klt.sigma, t->channels);
+    section_end(l, put_halves(p, t->klt.rows, basis_size(t), 1));
+    if (t->sources)
+        put_predictor(l, t, layer, tensor);
 }
 
 /* The directory in front, now that its length is known. */
@@ -693,14 +812,16 @@ static int learn_tensor(struct learner *l, uint32_t layer, uint8_t tensor) {
     t->weight = before ? before->weight : 1;
     if (!load_tensor(l, t, layer, tensor))
         return 0;
-    if (!choose_sources(l, t, layer, tensor) || !fit_tensor(l, t, layer, tensor)) {
+    if (!choose_inputs(l, t, layer, tensor) || !fit_tensor(l, t, layer, tensor)) {
         t->channels = 0;
         return 0;
     }
     l->report.tensors++;
     l->report.predicted += t->sources != 0;
-    if (!l->params->no_predictors && l->plan.sources)
+    if (!l->params->no_predictors && l->inputs)
         reconstruct(l, t, layer, tensor);
+    if (!l->params->no_predictors && l->rank)
+        find_coordinates(l, t, layer, tensor);
     put_tensor(l, t, layer, tensor);
     return 0;
 }

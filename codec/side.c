@@ -107,96 +107,143 @@ struct shape {
     uint32_t channels, width;
 };
 
-/* What predictors of a tensor read: [0] as CST_SIDE_FROM_K, [1] as CST_SIDE_FROM_V. */
-static void sources_of(struct shape from[2], const struct shape *all, uint32_t layer,
-                       uint8_t tensor) {
-    const struct shape none = { 0, 0 };
+/* What predictors of a tensor may read, bit by bit of its sources. */
+static void sources_of(struct shape from[CST_SIDE_SOURCES], const struct cst_side_tensor *all,
+                       uint32_t layer, uint8_t tensor) {
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        const struct cst_side_tensor *t = cst_side_source(all, layer, tensor, i);
 
-    from[0] = tensor == CST_TENSOR_V ? all[2 * layer] : layer ? all[2 * layer - 2] : none;
-    from[1] = layer ? all[2 * layer - 1] : none;
+        from[i] = t ? (struct shape){ t->channels, t->width } : (struct shape){ 0, 0 };
+    }
 }
 
-/* Elements of all predictor matrices; 0: a source has no channels. */
-static uint64_t predictor_elements(struct shape to, const struct shape from[2], uint8_t sources) {
+/* Elements of all predictor matrices; 0: a source has no channels, or more groups than allowed. */
+static uint64_t predictor_elements(struct shape to, const struct shape from[CST_SIDE_SOURCES],
+                                   uint8_t sources, uint32_t rank) {
+    uint32_t groups = cst_side_groups(to.channels, to.width);
     uint64_t n = 0;
 
-    for (uint32_t g = 0; g < cst_side_groups(to.channels, to.width); g++) {
-        uint32_t w = cst_side_group(to.channels, to.width, g).n;
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        if (!(sources >> i & 1))
+            continue;
+        if (!from[i].channels ||
+            (rank && cst_side_groups(from[i].channels, from[i].width) > CST_SIDE_PICK_GROUPS_MAX))
+            return 0;
+        for (uint32_t g = 0; !rank && g < groups; g++)
+            n += (uint64_t)cst_side_group(to.channels, to.width, g).n *
+                 cst_side_seen(from[i].channels, from[i].width, to.channels, to.width, g).n;
+        n += (uint64_t)CST_MIN(rank, from[i].channels) * to.channels;
+    }
+    return n;
+}
 
-        for (int i = 0; i < 2; i++) {
-            if (sources >> i & 1 && !from[i].channels)
-                return 0;
-            if (sources >> i & 1)
-                n += (uint64_t)w *
-                     cst_side_seen(from[i].channels, from[i].width, to.channels, to.width, g).n;
+uint32_t cst_side_pick(uint16_t *group, const struct cst_side_tensor *from, uint32_t rank) {
+    uint32_t groups = cst_side_groups(from->channels, from->width);
+    uint32_t n = CST_MIN(rank, from->channels);
+    uint16_t taken[CST_SIDE_PICK_GROUPS_MAX] = { 0 };
+
+    if (groups > CST_SIDE_PICK_GROUPS_MAX)
+        return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t best = groups;
+        float most = -1;
+
+        for (uint32_t g = 0; g < groups; g++) {
+            struct cst_side_span span = cst_side_group(from->channels, from->width, g);
+
+            if (taken[g] < span.n && from->klt.sigma[span.at + taken[g]] > most) {
+                best = g;
+                most = from->klt.sigma[span.at + taken[g]];
+            }
         }
+        group[i] = (uint16_t)best;
+        taken[best]++;
     }
     return n;
 }
 
 /* ---- how much -------------------------------------------------------------------------------- */
 
+/* What side data of a model take whose groups have a width. */
 struct totals {
-    uint64_t floats; /* in memory */
-    uint64_t bytes;  /* of sections, directory included */
+    uint64_t bases;    /* bytes of sections with bases, directory included */
+    uint64_t residual; /* bytes of sections with predictors, but these */
+    uint64_t floats;   /* in memory, but predictors */
+    uint64_t targets;  /* channels that may be predicted */
+    uint64_t reads;    /* elements of predictors that see everything */
+    uint32_t most;     /* inputs that anything could have */
 };
 
-static void add_tensor(struct totals *t, const struct shape *all, uint32_t layer, uint8_t tensor,
-                       uint8_t sources) {
-    struct shape to = all[2 * layer + tensor], from[2];
-    uint64_t basis = basis_elements(to.channels, to.width), predictor;
+static void add_tensor(struct totals *t, const struct cst_descriptor *desc, uint32_t layer,
+                       uint8_t tensor, uint32_t width) {
+    uint32_t channels = cst_side_channels(desc, layer, tensor), inputs = 0, seen = 0;
+    uint64_t basis = basis_elements(channels, width_of(desc, layer, tensor, width));
 
-    if (!to.channels)
+    if (!channels)
         return;
-    t->floats += 2 * (uint64_t)to.channels + basis;
-    t->bytes += sizeof(struct cst_side_entry) + CST_SIDE_ALIGN + sizeof(struct cst_side_klt) +
-                8 * (uint64_t)to.channels + 2 * basis;
-    sources_of(from, all, layer, tensor);
-    for (int i = 0; i < 2; i++) {
-        if (!from[i].channels)
-            sources &= (uint8_t) ~(1 << i);
+    t->bases += sizeof(struct cst_side_entry) + CST_SIDE_ALIGN + sizeof(struct cst_side_klt) +
+                8 * (uint64_t)channels + 2 * basis;
+    t->floats += 2 * (uint64_t)channels + basis;
+    for (int i = 0; i < CST_SIDE_SOURCES; i++) {
+        uint32_t kind = (uint32_t)i % 2, back = (uint32_t)i / 2 + !(tensor && !kind), n;
+
+        n = layer < back ? 0 : cst_side_channels(desc, layer - back, (uint8_t)kind);
+        inputs += n;
+        seen += CST_MIN(n, CST_SIDE_RANK_MAX);
     }
-    if (!sources)
+    if (!inputs)
         return;
-    predictor = predictor_elements(to, from, sources);
-    t->floats += 2 * (uint64_t)to.channels + basis + predictor;
-    t->bytes += sizeof(struct cst_side_entry) + CST_SIDE_ALIGN + sizeof(struct cst_side_predictor) +
-                4 * (uint64_t)to.channels + 2 * (basis + predictor);
+    t->residual += sizeof(struct cst_side_entry) + CST_SIDE_ALIGN +
+                   sizeof(struct cst_side_predictor) + 4 * (uint64_t)channels + 2 * basis;
+    t->floats += 2 * (uint64_t)channels + basis;
+    t->targets += channels;
+    t->reads += (uint64_t)channels * seen;
+    t->most = CST_MAX(t->most, inputs);
 }
 
-static struct totals totals_of(const struct cst_descriptor *desc, uint32_t width, uint8_t sources) {
-    struct totals t = { 0, sizeof(struct cst_side_header) };
-    struct shape all[2 * CST_LAYERS_MAX];
+static struct totals totals_of(const struct cst_descriptor *desc, uint32_t width) {
+    struct totals t = { .bases = sizeof(struct cst_side_header) };
 
     for (uint32_t l = 0; l < desc->n_layers; l++) {
-        for (uint8_t tensor = 0; tensor < 2; tensor++)
-            all[2 * l + tensor] = (struct shape){ cst_side_channels(desc, l, tensor),
-                                                  width_of(desc, l, tensor, width) };
-        add_tensor(&t, all, l, CST_TENSOR_K, sources);
-        add_tensor(&t, all, l, CST_TENSOR_V, sources);
+        add_tensor(&t, desc, l, CST_TENSOR_K, width);
+        add_tensor(&t, desc, l, CST_TENSOR_V, width);
     }
     return t;
 }
 
+/*
+ * Bases take twice the width of a group for each channel, predictors as much as they have inputs.
+ * Inputs are worth more: at equal bytes, groups of 32 with 192 inputs take 3 % fewer bits than
+ * groups of 64 with 128. So the widest groups that leave room for four times as many inputs.
+ */
 struct cst_side_plan cst_side_plan(const struct cst_descriptor *desc) {
-    static const uint8_t sources[] = { CST_SIDE_FROM_K | CST_SIDE_FROM_V, CST_SIDE_FROM_K, 0 };
+    enum { NARROWEST = 16, INPUTS_MAX = 2 * CST_SIDE_RANK_MAX };
 
-    for (uint32_t width = CST_SIDE_WIDTH_MAX; width >= 16; width /= 2) {
-        for (size_t i = 0; i < CST_COUNT(sources); i++) {
-            uint64_t bytes = totals_of(desc, width, sources[i]).bytes;
+    for (uint32_t width = CST_SIDE_WIDTH_MAX; width >= NARROWEST; width /= 2) {
+        struct totals t = totals_of(desc, width);
+        uint64_t bytes = t.bases + t.residual;
+        uint64_t room = bytes < CST_SIDE_BYTES_MAX ? CST_SIDE_BYTES_MAX - bytes : 0;
+        uint64_t inputs = t.targets ? room / (2 * t.targets) : 0;
+        uint32_t enough = CST_MIN(4 * width, t.most);
 
-            /* narrower groups with predictors before wide ones without */
-            if (bytes <= CST_SIDE_BYTES_MAX && (sources[i] || width == 16))
-                return (struct cst_side_plan){ width, sources[i], bytes };
-        }
+        inputs = CST_MIN(inputs, (uint64_t)CST_MIN((uint32_t)INPUTS_MAX, t.most));
+        if (t.targets && inputs >= (width == NARROWEST ? width : enough))
+            return (struct cst_side_plan){ width, (uint32_t)inputs,
+                                           bytes + 2 * inputs * t.targets };
+    }
+    for (uint32_t width = CST_SIDE_WIDTH_MAX; width >= NARROWEST; width /= 2) {
+        struct totals t = totals_of(desc, width);
+
+        if (t.bases <= CST_SIDE_BYTES_MAX)
+            return (struct cst_side_plan){ width, 0, t.bases };
     }
     return (struct cst_side_plan){ 0 };
 }
 
-/* Bytes within their maximum hold half as many elements, and a tensor has some numbers more. */
+/* Bytes within their maximum hold half as many elements, but offsets, which aren't in them. */
 size_t cst_side_memory(const struct cst_descriptor *desc) {
-    struct totals most = totals_of(desc, CST_SIDE_WIDTH_MAX, CST_SIDE_FROM_K | CST_SIDE_FROM_V);
-    uint64_t floats = CST_MIN(most.floats, CST_SIDE_BYTES_MAX);
+    struct totals most = totals_of(desc, CST_SIDE_WIDTH_MAX);
+    uint64_t floats = CST_MIN(most.floats + most.reads, CST_SIDE_BYTES_MAX / 2 + most.targets);
     uint64_t tables = 2 * (uint64_t)desc->n_layers * sizeof(struct cst_side_tensor);
 
     /* each of up to seven arrays of a tensor starts at a multiple of the alignment */
@@ -318,18 +365,18 @@ static bool read_klt(struct reader *r, uint32_t layer, uint8_t tensor) {
     return true;
 }
 
-/* mean - (means of the inputs) times the predictor */
-static void find_offset(float *offset, const struct reader *r, uint32_t layer, uint8_t tensor) {
+/* offset -= (means of the inputs) times the predictor, whose inputs are channels. */
+static void subtract_channels(float *offset, const struct reader *r, uint32_t layer,
+                              uint8_t tensor) {
     const struct cst_side_tensor *t = &r->tensor[2 * layer + tensor];
     const float *w = t->predictor;
 
-    memcpy(offset, t->mean, t->channels * sizeof(*offset));
     for (uint32_t g = 0; g < cst_side_groups(t->channels, t->width); g++) {
         struct cst_side_span to = cst_side_group(t->channels, t->width, g);
 
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < CST_SIDE_SOURCES; i++) {
             const struct cst_side_tensor *from =
-                t->sources >> i & 1 ? cst_side_source(r->tensor, layer, tensor, 1 << i) : NULL;
+                t->sources >> i & 1 ? cst_side_source(r->tensor, layer, tensor, i) : NULL;
             struct cst_side_span seen = { 0, 0 };
 
             if (from)
@@ -342,13 +389,83 @@ static void find_offset(float *offset, const struct reader *r, uint32_t layer, u
     }
 }
 
-static bool read_predictor(struct reader *r, uint32_t layer, uint8_t tensor) {
+/* The same of a source's n coordinates of group g, w being a matrix [n][channels]. */
+static void subtract_coordinates(float *offset, const struct cst_side_tensor *from, uint32_t g,
+                                 uint32_t n, const float *w, uint32_t channels) {
+    struct cst_side_span span = cst_side_group(from->channels, from->width, g);
+    const float *row = from->klt.rows + (size_t)g * from->width * from->width;
+
+    for (uint32_t i = 0; i < n; i++, row += span.n, w += channels) {
+        float mean = 0;
+
+        for (uint32_t k = 0; k < span.n; k++)
+            mean += row[k] * from->mean[span.at + k];
+        for (uint32_t c = 0; c < channels; c++)
+            offset[c] -= mean * w[c];
+    }
+}
+
+/* Rows as in the bytes, by falling deviation, to w, by group. */
+static bool read_picked(struct reader *r, float *w, float *offset,
+                        const struct cst_side_tensor *from, const struct cst_side_tensor *t,
+                        float scale) {
+    uint16_t group[CST_SIDE_RANK_MAX], at[CST_SIDE_PICK_GROUPS_MAX] = { 0 };
+    uint32_t n = cst_side_pick(group, from, t->rank), sum = 0;
+    uint32_t groups = cst_side_groups(from->channels, from->width);
+    const uint8_t *src = take(r, 2 * (uint64_t)n * t->channels);
+
+    if (!src)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        at[group[i]]++;
+    for (uint32_t g = 0; g < groups; g++) {
+        uint32_t count = at[g];
+
+        at[g] = (uint16_t)sum;
+        sum += count;
+    }
+    for (uint32_t i = 0; i < n; i++, src += 2 * (size_t)t->channels) {
+        float *row = w + (size_t)at[group[i]]++ * t->channels;
+
+        if (!r->ops->halves(row, src, scale, t->channels) || !in_limits(row, t->channels, r->ops))
+            return fail(r, CST_SIDE_E_CORRUPT);
+    }
+    for (uint32_t g = 0, first = 0; g < groups; first = at[g++])
+        subtract_coordinates(offset, from, g, at[g] - first, w + (size_t)first * t->channels,
+                             t->channels);
+    return true;
+}
+
+/* A predictor from coordinates, and its offset. */
+static bool read_pooled(struct reader *r, uint32_t layer, uint8_t tensor, uint64_t n, float scale,
+                        float *offset) {
     struct cst_side_tensor *t = &r->tensor[2 * layer + tensor];
-    const struct cst_side_tensor *k = tensor == CST_TENSOR_V ? t - 1 : layer ? t - 2 : NULL;
-    const struct cst_side_tensor *v = layer ? &r->tensor[2 * layer - 1] : NULL;
-    struct shape from[2] = { { k ? k->channels : 0, k ? k->width : 0 },
-                             { v ? v->channels : 0, v ? v->width : 0 } };
-    struct shape to = { t->channels, t->width };
+    float *w = room_for(r, n);
+
+    t->predictor = w;
+    for (int i = 0; w && i < CST_SIDE_SOURCES; i++) {
+        const struct cst_side_tensor *from = cst_side_source(r->tensor, layer, tensor, i);
+
+        if (!(t->sources >> i & 1))
+            continue;
+        if (!read_picked(r, w, offset, from, t, scale))
+            return false;
+        w += (size_t)CST_MIN(t->rank, from->channels) * t->channels;
+    }
+    return w;
+}
+
+/* One spelling: PREDICTOR2 only for what PREDICTOR can't say. */
+static bool is_spelled(const struct cst_side_predictor *head, uint8_t kind) {
+    bool more = head->sources >> 2 || cst_load16(&head->rank);
+
+    return !(head->sources >> CST_SIDE_SOURCES) && !head->reserved &&
+           cst_load16(&head->rank) <= CST_SIDE_RANK_MAX && more == (kind == CST_SIDE_PREDICTOR2);
+}
+
+static bool read_predictor(struct reader *r, uint32_t layer, uint8_t tensor, uint8_t kind) {
+    struct cst_side_tensor *t = &r->tensor[2 * layer + tensor];
+    struct shape to = { t->channels, t->width }, from[CST_SIDE_SOURCES];
     struct cst_side_predictor head;
     const uint8_t *p = take(r, sizeof(head));
     float scale, *offset;
@@ -358,18 +475,29 @@ static bool read_predictor(struct reader *r, uint32_t layer, uint8_t tensor) {
         return false;
     memcpy(&head, p, sizeof(head));
     scale = cst_f32_from_bits(cst_load32(&head.scale));
-    n = predictor_elements(to, from, head.sources);
-    if (!n || head.sources & ~(CST_SIDE_FROM_K | CST_SIDE_FROM_V) || !is_positive(scale) ||
-        !cst_is_zero(head.reserved, sizeof(head.reserved)))
+    sources_of(from, r->tensor, layer, tensor);
+    if (!is_spelled(&head, kind) || t->sources || !is_positive(scale))
+        return fail(r, CST_SIDE_E_CORRUPT);
+    n = predictor_elements(to, from, head.sources, cst_load16(&head.rank));
+    if (!n)
         return fail(r, CST_SIDE_E_CORRUPT);
     if (!read_basis(r, &t->residual, to))
         return false;
-    t->predictor = read_halves(r, n, scale);
-    offset = r->error ? NULL : room_for(r, to.channels);
+    offset = room_for(r, to.channels);
     if (!offset)
         return false;
+    memcpy(offset, t->mean, t->channels * sizeof(*offset));
     t->sources = head.sources;
-    find_offset(offset, r, layer, tensor);
+    t->rank = cst_load16(&head.rank);
+    if (t->rank) {
+        if (!read_pooled(r, layer, tensor, n, scale, offset))
+            return false;
+    } else {
+        t->predictor = read_halves(r, n, scale);
+        if (r->error)
+            return false;
+        subtract_channels(offset, r, layer, tensor);
+    }
     t->offset = offset;
     return in_limits(offset, to.channels, r->ops) || fail(r, CST_SIDE_E_CORRUPT);
 }
@@ -385,7 +513,9 @@ static bool read_section(struct reader *r, const struct cst_side_entry *entry) {
     case CST_SIDE_KLT:
         return read_klt(r, layer, entry->tensor) && (!r->left || fail(r, CST_SIDE_E_CORRUPT));
     case CST_SIDE_PREDICTOR:
-        return read_predictor(r, layer, entry->tensor) && (!r->left || fail(r, CST_SIDE_E_CORRUPT));
+    case CST_SIDE_PREDICTOR2:
+        return read_predictor(r, layer, entry->tensor, entry->kind) &&
+               (!r->left || fail(r, CST_SIDE_E_CORRUPT));
     case CST_SIDE_EXPONENTS: /* checked by its stage */
         return true;
     default:

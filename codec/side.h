@@ -27,12 +27,15 @@ enum {
 
 enum { CST_SIDE_VERSION_MAX = UINT16_MAX };
 
-/* What a tensor may be predicted from: of its own layer what is decoded already, else of the one
- * before. */
+/* What a tensor may be predicted from: of K and V those that were decoded last. Bit i means K
+ * (even) or V (odd), i / 2 layers further back than the first of its kind. */
 enum cst_side_source {
-    CST_SIDE_FROM_K = 1, /* for K: K of the layer before; for V: K of its own layer */
-    CST_SIDE_FROM_V = 2, /* V of the layer before */
+    CST_SIDE_FROM_K = 1,  /* for K: K of the layer before; for V: K of its own layer */
+    CST_SIDE_FROM_V = 2,  /* V of the layer before */
+    CST_SIDE_FROM_K2 = 4, /* K of the layer before FROM_K's */
+    CST_SIDE_FROM_V2 = 8, /* V of the layer before FROM_V's */
 };
+enum { CST_SIDE_DEPTH = 2, CST_SIDE_SOURCES = 2 * CST_SIDE_DEPTH };
 
 /* Width of a group of channels that share a basis: whole heads where they fit. */
 static inline uint32_t cst_side_groups(uint32_t channels, uint32_t width) {
@@ -53,10 +56,15 @@ struct cst_side_tensor {
     float weight;      /* of the quantizer's step; 1 without a step table */
     const float *mean; /* [channels] of K before its rotation, of V */
     struct cst_side_basis klt;
-    /* With sources != 0: the residual of a prediction from values less their means. Group g takes
-     * the group of each source that lies at the same share of its groups; its matrix is n x w,
-     * n = the widths of the sources' groups, K before V; value j = inputs times column j. */
+    /* With sources != 0: the residual of a prediction from values less their means; value j =
+     * inputs times column j.
+     * Rank 0: group g takes the group of each source that lies at the same share of its groups; its
+     * matrix is n x w, n = the widths of the sources' groups, in the order of bits.
+     * Else the inputs are principal coordinates, of each source the first `rank` (all, if it has
+     * fewer) of all groups, cst_side_pick(); a matrix [n][channels] for each source, coordinates in
+     * the order of groups. */
     uint8_t sources; /* bits of enum cst_side_source */
+    uint32_t rank;
     struct cst_side_basis residual;
     const float *predictor;
     const float *offset; /* [channels] what is added to inputs that are not less their means */
@@ -102,7 +110,8 @@ int cst_side_set_weights(void *dst, size_t cap, const struct cst_side *side, uin
 enum cst_side_kind {
     CST_SIDE_KLT = 1,
     CST_SIDE_PREDICTOR = 2,
-    CST_SIDE_EXPONENTS = 3, /* of stage EXPONENTS */
+    CST_SIDE_EXPONENTS = 3,  /* of stage EXPONENTS */
+    CST_SIDE_PREDICTOR2 = 4, /* of more sources, or from principal coordinates */
     CST_SIDE_KINDS
 };
 const uint8_t *cst_side_section(const struct cst_side *side, enum cst_side_kind kind,

@@ -15,7 +15,9 @@ enum {
     CST_SIDE_FORMAT = 1,
     CST_SIDE_ALIGN = 16,      /* sections start at multiples of this */
     CST_SIDE_WIDTH_MAX = 256, /* channels that share a basis */
-    CST_SIDE_CHANNELS_MAX = 16384
+    CST_SIDE_CHANNELS_MAX = 16384,
+    CST_SIDE_RANK_MAX = 512,        /* coordinates of a source */
+    CST_SIDE_PICK_GROUPS_MAX = 1024 /* of a source whose coordinates are inputs */
 };
 
 /* The first 6 bytes stay what they are in every format. */
@@ -52,7 +54,8 @@ _Static_assert(sizeof(struct cst_side_klt) == 16, "docs/codec-format.md section 
 /* Then f32 sigma[channels], f16 basis matrices, f16 predictor matrices. */
 struct cst_side_predictor {
     uint8_t sources;
-    uint8_t reserved[3];
+    uint8_t reserved;
+    struct cst_le16 rank;  /* 0 in PREDICTOR */
     struct cst_le32 scale; /* float: of the predictor's elements, which are fp16 */
 };
 _Static_assert(sizeof(struct cst_side_predictor) == 8, "docs/codec-format.md section 10");
@@ -67,10 +70,10 @@ uint32_t cst_side_channels(const struct cst_descriptor *desc, uint32_t layer, ui
 /* Channels of the widest tensor. */
 uint32_t cst_side_most(const struct cst_descriptor *desc);
 
-/* The widest groups, and then the most sources, that stay within CST_SIDE_BYTES_MAX. */
+/* The widest groups with which bases and predictors stay within CST_SIDE_BYTES_MAX. */
 struct cst_side_plan {
     uint32_t width;  /* 0: not even bases fit */
-    uint8_t sources; /* bits of enum cst_side_source that predictors may use */
+    uint32_t inputs; /* most that a predictor may have; 0: no predictors */
     uint64_t bytes;  /* most that side data of this plan take */
 };
 struct cst_side_plan cst_side_plan(const struct cst_descriptor *desc);
@@ -96,17 +99,20 @@ static inline struct cst_side_span cst_side_seen(uint32_t from, uint32_t from_wi
     return m ? cst_side_group(from, from_width, g * m / n) : (struct cst_side_span){ 0, 0 };
 }
 
-/* The tensor that `source` of a tensor means, of those in [2 * layers]; NULL: there is none, or
- * nothing is known of it. */
-static inline const struct cst_side_tensor *
-cst_side_source(const struct cst_side_tensor *all, uint32_t layer, uint8_t tensor, int source) {
+/* The tensor that bit i of a tensor's sources means, of those in [2 * layers]; NULL: there is none,
+ * or nothing is known of it. */
+static inline const struct cst_side_tensor *cst_side_source(const struct cst_side_tensor *all,
+                                                            uint32_t layer, uint8_t tensor, int i) {
+    uint32_t kind = (uint32_t)i % 2, back = (uint32_t)i / 2 + !(tensor == 1 && kind == 0);
     const struct cst_side_tensor *from;
 
-    if (source == CST_SIDE_FROM_K && tensor == 1)
-        from = &all[2 * layer];
-    else if (layer == 0)
+    if (layer < back)
         return NULL;
-    else
-        from = &all[2 * layer - (source == CST_SIDE_FROM_K ? 2 : 1)];
+    from = &all[2 * (layer - back) + kind];
     return from->channels ? from : NULL;
 }
+
+/* The first n = min(rank, channels) coordinates of a tensor by falling deviation, whatever their
+ * group: group[i] is that of the i-th, which is the next of this group's. rank at most
+ * CST_SIDE_RANK_MAX. n; 0: it has more than CST_SIDE_PICK_GROUPS_MAX groups. */
+uint32_t cst_side_pick(uint16_t *group, const struct cst_side_tensor *from, uint32_t rank);

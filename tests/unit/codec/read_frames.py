@@ -582,10 +582,12 @@ class Side:
         for i in range(n):
             kind, tensor, layer, offset, length = struct.unpack_from("<BBHII4x", raw, 32 + 16 * i)
             rank, at = (layer << 16 | tensor << 8 | kind), -(-at // 16) * 16
-            need(rank > last and offset == at and tensor < 2 and kind in (1, 2, 3))
+            need(rank > last and offset == at and tensor < 2 and kind in (1, 2, 3, 4))
             last, at = rank, at + length
-            if kind < 3:
-                (self.klt if kind == 1 else self.predictor)(layer, tensor, raw[offset:at])
+            if kind == 1:
+                self.klt(layer, tensor, raw[offset:at])
+            elif kind != 3:
+                self.predictor(layer, tensor, raw[offset:at], kind)
         need(at == len(raw))
 
     @staticmethod
@@ -602,10 +604,23 @@ class Side:
         return [(at, min(t["width"], t["channels"] - at))
                 for at in range(0, t["channels"], t["width"])]
 
-    def sources(self, layer, tensor, which):
-        """Keys of the tensors that are predicted from, K before V."""
-        k = (layer, 0) if tensor else (layer - 1, 0)
-        return [x for bit, x in ((1, k), (2, (layer - 1, 1))) if which & bit]
+    @staticmethod
+    def sources(layer, tensor, which):
+        """Keys of the tensors that are predicted from, in the order of bits."""
+        first = (layer if tensor else layer - 1), layer - 1
+        return [(first[i % 2] - i // 2, i % 2) for i in range(4) if which >> i & 1]
+
+    def picked(self, key, rank):
+        """The first coordinates of a tensor by falling deviation -> (group, row) each."""
+        t, out = self.tensors[key], []
+        taken = [0] * len(self.groups(key))
+        while len(out) < min(rank, t["channels"]):
+            left = [(-t["klt"][0][first + n], g) for g, ((first, w), n) in
+                    enumerate(zip(self.groups(key), taken)) if n < w]
+            g = min(left)[1]
+            out.append((g, taken[g]))
+            taken[g] += 1
+        return out
 
     def klt(self, layer, tensor, raw):
         channels, width, rms, weight = struct.unpack_from("<IIff", raw)
@@ -625,19 +640,46 @@ class Side:
             at += 2 * w * w
         return (sigma, rows), at
 
-    def predictor(self, layer, tensor, raw):
+    def predictor(self, layer, tensor, raw, kind):
         t = self.tensors[layer, tensor]
-        t["sources"], scale = struct.unpack_from("<B3xf", raw)
+        sources, zero, rank, scale = struct.unpack_from("<BBHf", raw)
+        need(not t["sources"] and not zero and sources < 16 and rank <= 512)
+        need((kind == 4) == (sources > 3 or rank > 0))
+        t["sources"], t["inputs"] = sources, []
         t["residual"], at = self.basis(layer, tensor, raw, 8)
-        t["inputs"], own = [], self.groups((layer, tensor))
-        for g, (_, w) in enumerate(own):
-            for source in self.sources(layer, tensor, t["sources"]):
+        keys = self.sources(layer, tensor, sources)
+        need(keys and all(key in self.tensors for key in keys))
+        if rank:
+            at = self.from_coordinates(t, keys, rank, scale, raw, at)
+        else:
+            at = self.from_channels((layer, tensor), keys, scale, raw, at)
+        need(at == len(raw))
+
+    def from_channels(self, key, keys, scale, raw, at):
+        """Inputs: (source, its channels and factors, first channel predicted, their weights)."""
+        own = self.groups(key)
+        for g, (to, w) in enumerate(own):
+            for source in keys:
                 from_ = self.groups(source)
                 first, n = from_[g * len(from_) // len(own)]
-                matrix = struct.unpack_from(f"<{n * w}e", raw, at)
-                t["inputs"].append((g, source, first, n, [x * scale for x in matrix]))
-                at += 2 * n * w
-        need(at == len(raw) and t["inputs"])
+                for i in range(n):
+                    weights = struct.unpack_from(f"<{w}e", raw, at)
+                    at += 2 * w
+                    self.tensors[key]["inputs"].append(
+                        (source, [(first + i, 1)], to, [x * scale for x in weights]))
+        return at
+
+    def from_coordinates(self, t, keys, rank, scale, raw, at):
+        for source in keys:
+            groups, matrices = self.groups(source), self.tensors[source]["klt"][1]
+            need(len(groups) <= 1024)
+            for g, i in self.picked(source, rank):
+                first, w = groups[g]
+                row = [(first + j, matrices[g][i * w + j]) for j in range(w)]
+                weights = struct.unpack_from(f"<{t['channels']}e", raw, at)
+                at += 2 * t["channels"]
+                t["inputs"].append((source, row, 0, [x * scale for x in weights]))
+        return at
 
 
 class Klt(Coded):
@@ -683,14 +725,13 @@ class Klt(Coded):
                         row = out[t]
                         for j in range(w):
                             row[first + j] += z * m[i * w + j]
-        for g, source, first, n, m in self.t["inputs"] if predicted else []:
-            to, w = self.side.groups(self.key)[g]
+        for source, factors, to, weights in self.t["inputs"] if predicted else []:
             need(self.last.get(source))
             mean = self.side.tensors[source]["mean"]
             for row, a in zip(out, self.last[source]):
-                for i in range(n):
-                    for j in range(w):
-                        row[to + j] += (a[first + i] - mean[first + i]) * m[i * w + j]
+                x = sum((a[i] - mean[i]) * f for i, f in factors)
+                for j, weight in enumerate(weights):
+                    row[to + j] += x * weight
         return out
 
 
