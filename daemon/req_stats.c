@@ -55,6 +55,7 @@ void cst_req_stats(struct cst_call *call, const ProtobufCMessage *message) {
     COPY(recodes);
     COPY(side_bytes);
     COPY(sides_learned);
+    COPY(sides_off_disk);
     COPY(cold_blocks);
     COPY(cold_bytes);
     COPY(spilled_blocks);

@@ -61,14 +61,15 @@ struct cst_block {
     uint32_t pins;                /* its own pin + children with pins */
     uint32_t holds;               /* a function on the stack needs it */
     struct cst_copy packed;
-    struct cst_decode *decode;    /* under way */
-    uint32_t crc;                 /* CRC32C of the bytes that were committed */
-    float error;                  /* of the packed copy */
-    struct cst_side_data *side;   /* that the packed copy needs, a reference; NULL: none */
-    struct cst_seg_ref cold;      /* the record on disk; none: CST_SEG_REF_NONE */
-    struct cst_cold_read *read;   /* under way */
-    struct cst_cold_spill *spill; /* under way */
-    uint32_t cold_bytes;          /* of the record's payload */
+    struct cst_decode *decode;       /* under way */
+    uint32_t crc;                    /* CRC32C of the bytes that were committed */
+    float error;                     /* of the packed copy */
+    struct cst_side_data *side;      /* that the packed copy needs, a reference; NULL: none */
+    struct cst_seg_ref cold;         /* the record on disk; none: CST_SEG_REF_NONE */
+    struct cst_cold_read *read;      /* under way */
+    struct cst_cold_spill *spill;    /* under way */
+    struct cst_side_data *cold_side; /* that the record needs, a reference; NULL: none */
+    uint32_t cold_bytes;             /* of the record's payload */
     uint16_t hits;
     uint8_t cold_preset; /* of the record; CST_PRESET_NONE: it holds the block's own bytes */
 

@@ -22,6 +22,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "store/prefix_trie.h"
+#include "store/side_disk.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -39,30 +40,33 @@ uint64_t cst_cold_unix(void) {
 
 /* ---- accounts ---- */
 
-static void begin(struct cst_space *space) {
+void cst_cold_begin(struct cst_space *space) {
     space->n_jobs++;
     space->store->jobs++;
     space->ns->disk_ops++;
 }
 
-static void finish(struct cst_space *space) {
+void cst_cold_finish(struct cst_space *space) {
     space->ns->disk_ops--;
     cst_store_leave(space);
 }
 
-void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, uint8_t preset) {
+void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, uint8_t preset,
+                  struct cst_side_data *side) {
     struct cst_space_stats *s = &b->space->stats;
 
     assert(!cst_block_is_cold(b));
     b->cold = ref;
     b->cold_bytes = (uint32_t)bytes;
     b->cold_preset = preset;
+    b->cold_side = side ? cst_side_ref(side) : NULL;
     s->cold_blocks++;
     s->cold_bytes += bytes;
 }
 
 static void clear(struct cst_block *b) {
     b->cold = CST_SEG_REF_NONE;
+    b->cold_side = cst_side_unref(b->cold_side);
     b->space->stats.cold_blocks--;
     b->space->stats.cold_bytes -= b->cold_bytes;
 }
@@ -159,6 +163,7 @@ void cst_cold_read_end(struct cst_cold_read *r) {
 
     cst_cold_ahead_end(r);
     give_buffer(c, r);
+    r->side = cst_side_unref(r->side);
     cst_free(r);
     serve_reads(c);
 }
@@ -169,7 +174,7 @@ static int read_start(struct cst_block *b, bool ahead) {
     struct cst_cold_read *r;
 
     assert(!b->read);
-    if (!bytes)
+    if (!bytes || (b->cold_side && !b->cold_side->published))
         return CST_STORE_E_NOT_FOUND;
     r = cst_calloc(1, sizeof(*r));
     if (!r)
@@ -177,10 +182,11 @@ static int read_start(struct cst_block *b, bool ahead) {
     r->cold = c;
     r->block = b;
     r->bytes = bytes;
+    r->side = b->cold_side ? cst_side_ref(b->cold_side) : NULL;
     r->ahead = ahead;
     c->ahead_bytes += ahead ? bytes : 0;
     b->read = r;
-    begin(b->space);
+    cst_cold_begin(b->space);
     cst_list_init(&r->link);
     cst_cold_queue(r);
     return 0;
@@ -251,7 +257,7 @@ static void read_done(struct cst_seg_read *read, int status) {
     if (!in_use)
         cst_cold_read_end(r);
     cst_room_serve(space);
-    finish(space);
+    cst_cold_finish(space);
 }
 
 /* ---- writing ---- */
@@ -261,7 +267,7 @@ static void read_done(struct cst_seg_read *read, int status) {
 static struct cst_copy *source_of(struct cst_block *b) {
     const struct cst_store *store = b->space->store;
 
-    if (b->packed.slab && !b->side)
+    if (b->packed.slab && !(b->side && cst_side_disk_is_out(b->side)))
         return &b->packed;
     if (b->hot.slab && b->hot.crc == b->crc && (b->unpackable || store->draining))
         return &b->hot;
@@ -281,8 +287,8 @@ static void spill_done(struct cst_seg_store *store, int status) {
     if (!status && b->dead) {
         cst_seg_drop(space->store->cold->seg, cst_seg_store_ref(store), true);
     } else if (!status) {
-        cst_cold_set(b, cst_seg_store_ref(store), store->record.payload_bytes,
-                     store->record.preset);
+        cst_cold_set(b, cst_seg_store_ref(store), store->record.payload_bytes, store->record.preset,
+                     s->side);
         space->stats.spilled_blocks++;
         space->stats.spilled_bytes += store->record.payload_bytes;
     }
@@ -293,11 +299,12 @@ static void spill_done(struct cst_seg_store *store, int status) {
         (void)cst_block_remove(b, CST_GONE_CORRUPT);
     else
         cst_block_settle(b, CST_EVICT_WARM);
+    s->side = cst_side_unref(s->side);
     cst_free(s->frame);
     cst_free(s);
     cst_room_serve(space);
     cst_cold_slice(space->store);
-    finish(space);
+    cst_cold_finish(space);
 }
 
 static void fill_record(struct cst_cold_spill *s, struct cst_block *b, const struct cst_frame *f) {
@@ -323,6 +330,11 @@ static void fill_record(struct cst_cold_spill *s, struct cst_block *b, const str
         .block_crc = b->crc,
         .born = cst_cold_unix() - (cst_store_now(store) - b->born_ns) / CST_NS_PER_S,
     };
+    if (f->side) {
+        s->version = f->side->side.version;
+        s->store.record.n_side = 1;
+        s->store.record.side = &s->version;
+    }
     if (s->store.record.has_parent)
         s->store.parent = parent->spill ? cst_seg_store_ref(&parent->spill->store) : parent->cold;
 }
@@ -330,9 +342,11 @@ static void fill_record(struct cst_cold_spill *s, struct cst_block *b, const str
 /* 0, or a condition of cst_seg_store(): nothing was begun. copy NULL: the frame is taken. */
 static int spill_begin(struct cst_block *b, struct cst_copy *copy, const struct cst_frame *frame,
                        uint32_t hits) {
-    struct cst_cold_spill *s = cst_calloc(1, sizeof(*s));
-    int r;
+    int r = frame->side ? cst_side_disk_ready(frame->side) : 0;
+    struct cst_cold_spill *s = r ? NULL : cst_calloc(1, sizeof(*s));
 
+    if (r)
+        return r;
     if (!s)
         return CST_SEG_E_BUSY;
     s->block = b;
@@ -347,9 +361,10 @@ static int spill_begin(struct cst_block *b, struct cst_copy *copy, const struct 
         cst_free(s);
         return r;
     }
+    s->side = frame->side ? cst_side_ref(frame->side) : NULL;
     b->spill = s;
     b->space->spills++;
-    begin(b->space);
+    cst_cold_begin(b->space);
     if (copy)
         cst_copy_pin(copy);
     else
@@ -369,7 +384,8 @@ static int spill_one(struct cst_block *b, uint32_t hits) {
                                             .length = copy->length,
                                             .crc = copy->crc,
                                             .preset = packed ? b->preset : CST_PRESET_NONE,
-                                            .error = packed ? b->error : 0 },
+                                            .error = packed ? b->error : 0,
+                                            .side = packed ? b->side : NULL },
                        hits);
 }
 
@@ -471,10 +487,14 @@ void cst_cold_slice(struct cst_store *store) {
     struct cst_cold *c = store->cold;
     bool pressed = c && !cst_room_has(store, store->options.memory / 4);
     struct cst_list *it, *tmp;
+    int side = 0;
 
     if (!is_ready(c))
         return;
     serve_reads(c);
+    if (!c->drain_over)
+        side = cst_side_disk_slice(store);
+    c->drain_over |= store->draining && (side == CST_SEG_E_OFF || side == CST_SEG_E_FULL);
     if (store->draining ? c->drain_over : !pressed)
         return;
     cst_list_for_each_safe (it, tmp, &store->spaces) {
@@ -487,8 +507,7 @@ void cst_cold_slice(struct cst_store *store) {
 
 /* ---- callbacks of the engine ---- */
 
-float cst_cold_value(void *arg, void *owner, bool *has_children) {
-    const struct cst_block *b = owner;
+static float block_value(const struct cst_block *b, bool *has_children) {
     double cost = (double)b->n_tokens * (1 + (double)b->depth * b->n_tokens / 16384);
     double idle = (double)(b->space->store->uses - b->evict.order) + 1;
 
@@ -496,16 +515,29 @@ float cst_cold_value(void *arg, void *owner, bool *has_children) {
     return (float)(cost * (1 + b->hits) / idle / (b->cold_bytes + 1));
 }
 
+float cst_cold_value(void *arg, void *owner, bool *has_children) {
+    if (cst_side_owns(owner))
+        return cst_side_value(owner, has_children);
+    return block_value(owner, has_children);
+}
+
 void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref) {
     struct cst_block *b = owner;
 
-    b->cold = ref;
+    if (cst_side_owns(owner))
+        cst_side_moved(owner, ref);
+    else
+        b->cold = ref;
 }
 
 /* The memory of the block, if it has any, serves on. */
 void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
     struct cst_block *b = owner;
 
+    if (cst_side_owns(owner)) {
+        cst_side_gone(owner);
+        return;
+    }
     if (b->dead || !cst_block_is_cold(b))
         return;
     clear(b);
@@ -520,6 +552,8 @@ uint64_t cst_cold_pinned_until(void *arg, void *owner) {
     const struct cst_block *b = owner;
     uint64_t now;
 
+    if (cst_side_owns(owner))
+        return 0;
     if (!b->pinned_until || b->pinned_until == UINT64_MAX)
         return b->pinned_until; /* without the time: asked of every record */
     now = cst_store_now(b->space->store);

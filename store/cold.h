@@ -21,6 +21,8 @@ struct cst_cold {
     struct cst_disk_rate rate;
     bool recovering, closing;
     bool drain_over;               /* the engine takes no more */
+    uint64_t side_bytes;           /* of versions of side data that have a part of the tier */
+    uint64_t namespace_bytes;      /* cap; 0: none */
     uint64_t drain_start;          /* blocks not on disk when the drain began */
     struct cst_block *last;        /* recovered last: mostly the parent of the next one */
     uint64_t start_unix, start_ns; /* both clocks when recovery began: ages count from then */
@@ -37,7 +39,8 @@ struct cst_cold_read {
     uint8_t *buffer;
     void *heap;
     uint64_t bytes;
-    bool ahead; /* for a Lookup: read before anybody asks */
+    struct cst_side_data *side; /* that the frame needs, a reference; NULL: none */
+    bool ahead;                 /* for a Lookup: read before anybody asks */
     /* then, while it goes into its slot */
     uint8_t preset;
     struct cst_job job;
@@ -51,6 +54,8 @@ struct cst_cold_spill {
     struct cst_copy *copy; /* NULL: */
     uint8_t *frame;        /* heap, owned */
     uint8_t parent[CST_KEY_SIZE];
+    struct cst_side_data *side; /* that it needs, a reference; NULL: none */
+    uint64_t version;           /* of it */
 };
 
 /* The read begins, when its turn is; by r->ahead: before or behind what Lookups want. */
@@ -71,8 +76,16 @@ void cst_cold_keep(struct cst_block *b, struct cst_cold_read *r);
 
 uint64_t cst_cold_unix(void); /* seconds since 1970 */
 
-/* The block has this record. */
-void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, uint8_t preset);
+/* An operation on disk keeps the space; finish() ends what cst_store_enter() began. */
+void cst_cold_begin(struct cst_space *space);
+void cst_cold_finish(struct cst_space *space);
+
+/* Recovery has ended. */
+void cst_cold_recovered(struct cst_cold *c, int status);
+
+/* The block has this record, which needs this side data (NULL: none). */
+void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, uint8_t preset,
+                  struct cst_side_data *side);
 
 /* struct cst_seg_user */
 float cst_cold_value(void *arg, void *owner, bool *has_children);

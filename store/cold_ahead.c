@@ -116,11 +116,13 @@ static void keep_job(struct cst_job *job) {
     r->crc = cst_crc32c(0, out, r->read.payload_bytes);
 }
 
-static void take_copy(struct cst_block *b, const struct cst_cold_read *r) {
+static void take_copy(struct cst_block *b, struct cst_cold_read *r) {
     cst_copy_set(is_raw(r) ? &b->hot : &b->packed, b, r->slab, r->slot,
                  (uint32_t)r->read.payload_bytes, r->crc);
-    if (!is_raw(r))
+    if (!is_raw(r)) {
         b->preset = r->preset;
+        b->side = cst_steal(&r->side);
+    }
     b->prefetched = cst_list_is_empty(&b->waiters);
     b->space->stats.prefetch_used += !b->prefetched;
     cst_store_event(b->space, CST_EVENT_MOVED, b, cst_block_tier(b));

@@ -12,6 +12,7 @@
 #include "proto/key.h"
 #include "store/cold.h"
 #include "store/prefix_trie.h"
+#include "store/side_disk.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -82,6 +83,8 @@ static bool is_plausible(const struct cst_space *space, const struct cst_seg_rec
     if (space->kind == CST_KIND_FLAT ? r->n_tokens || r->parent
                                      : !r->n_tokens || r->n_tokens > d->block_tokens || !r->parent)
         return false;
+    if (r->n_side > 1)
+        return false;
     return r->preset != CST_PRESET_NONE || r->payload_bytes == d->block_bytes;
 }
 
@@ -112,7 +115,8 @@ static int parent_of(struct cst_space *space, const struct cst_seg_record *r,
     return !*out && cst_trie_root_add(out, space, r->parent) ? DROP : 0;
 }
 
-static void revive(struct cst_block *b, const struct cst_seg_record *r, struct cst_seg_ref ref) {
+static void revive(struct cst_block *b, const struct cst_seg_record *r, struct cst_seg_ref ref,
+                   struct cst_side_data *side) {
     struct cst_space *space = b->space;
     const struct cst_cold *c = space->store->cold;
 
@@ -125,7 +129,7 @@ static void revive(struct cst_block *b, const struct cst_seg_record *r, struct c
     b->error = r->error;
     if (r->surprisals && r->n_tokens)
         cst_block_set_surprisals(b, r->surprisals);
-    cst_cold_set(b, ref, r->payload_bytes, r->preset);
+    cst_cold_set(b, ref, r->payload_bytes, r->preset, side);
     space->stats.blocks++;
     cst_block_born(b);
     space->stats.tail_blocks += cst_block_is_tail(b);
@@ -136,6 +140,7 @@ static void revive(struct cst_block *b, const struct cst_seg_record *r, struct c
 static int add(struct cst_space *space, const struct cst_seg_record *r, struct cst_seg_ref ref,
                struct cst_block **out) {
     const struct cst_store *store = space->store;
+    struct cst_side_data *side = NULL;
     struct cst_block *parent;
     int status;
 
@@ -144,9 +149,11 @@ static int add(struct cst_space *space, const struct cst_seg_record *r, struct c
     status = parent_of(space, r, &parent);
     if (status)
         return status;
+    if (r->n_side && !(side = cst_side_load_wanted(space, r->side[0])))
+        return DROP;
     if (cst_trie_add(out, space, parent, r->key, r->tokens, r->n_tokens))
         return DROP;
-    revive(*out, r, ref);
+    revive(*out, r, ref, side);
     cst_block_settle(*out, CST_EVICT_COLD);
     if (parent)
         cst_block_settle(parent, CST_EVICT_COLD);
@@ -164,10 +171,12 @@ static void pin(struct cst_space *space, const struct cst_seg_record *r) {
 
 static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref ref, void **owner) {
     struct cst_cold *c = arg;
-    struct cst_space *space = r->type == CST_SEG_BLOCK ? space_of(c, r->space) : NULL;
+    struct cst_space *space = space_of(c, r->space);
     struct cst_block *b = NULL;
     int status;
 
+    if (space && r->type == CST_SEG_SIDE)
+        return cst_side_load_found(space, r, ref, owner);
     if (!space || !is_plausible(space, r) || cst_trie_find(space, r->key))
         return DROP;
     if (c->store->options.max_age_ns && age_ns(c, r) >= c->store->options.max_age_ns)
@@ -195,12 +204,17 @@ static void note(void *arg, const char *sentence) {
         c->note(c->note_arg, sentence);
 }
 
-static void recovered(void *arg, int status) {
-    struct cst_cold *c = arg;
-
+void cst_cold_recovered(struct cst_cold *c, int status) {
     c->recovering = false;
     c->last = NULL;
     c->recovered(c->arg, status);
+}
+
+static void told(void *arg, int status) {
+    if (status)
+        cst_cold_recovered(arg, status);
+    else
+        cst_side_load(arg);
 }
 
 void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int status),
@@ -211,7 +225,7 @@ void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int
     c->arg = arg;
     c->start_unix = cst_cold_unix();
     c->start_ns = cst_store_now(store);
-    cst_seg_recover(c->seg, recovered, c);
+    cst_seg_recover(c->seg, told, c);
 }
 
 /* ---- opening ---- */
@@ -261,6 +275,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
     c->aio = options->aio;
     c->note = options->note;
     c->note_arg = options->note_arg;
+    c->namespace_bytes = options->seg.namespace_bytes;
     c->recovering = true;
     cst_list_init(&c->wait_reads);
     cst_list_init(&c->wait_ahead);
@@ -291,6 +306,8 @@ uint64_t cst_store_drain(struct cst_store *store, bool go_on, uint64_t *total) {
         if (space->disk &&
             (space->ns->disk_ops || (!c->drain_over && cst_trie_after(space, space->drained))))
             left += space->stats.blocks - space->stats.cold_blocks;
+        if (space->disk && !c->drain_over)
+            left += cst_side_disk_missing(space);
     }
     if (!store->draining)
         c->drain_start = left;

@@ -111,7 +111,9 @@ struct cst_space {
     uint64_t decode_ns;         /* moving average of a decode */
     uint64_t used;
     struct cst_list sides;                /* side_data.c */
+    struct cst_list sides_found;          /* side_disk.c */
     uint32_t last_side;                   /* version */
+    uint64_t side_epoch;                  /* purges */
     bool cannot_learn;                    /* side_learn.c */
     uint32_t learn_tokens;                /* that the last version was learned from */
     uint64_t learn_after_ns, last_put_ns; /* not before; the last block that came */
@@ -288,6 +290,7 @@ struct cst_frame {
     uint32_t crc;
     uint8_t preset;
     float error;
+    struct cst_side_data *side; /* that it needs; NULL: none */
 };
 /* 0: it is on its way to disk, and data taken; CST_ROOM_WAIT: after another write of the space has
  * ended; CST_ROOM_FULL: no. */

@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "codec/codec.h"
-#include "store/core.h"
+#include "store/cold.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -41,6 +41,7 @@ static int decode(struct cst_decode *d) {
     struct cst_decode_params params = CST_DECODE_ALL;
     size_t work_len = cst_codec_work_size(desc, d->preset);
     cst_auto(cst_freep) uint8_t *heap = NULL;
+    const struct cst_side_data *side;
     uint8_t *work;
 
     if (!d->read && cst_crc32c(0, d->frame, d->length) != b->packed.crc)
@@ -54,7 +55,8 @@ static int decode(struct cst_decode *d) {
     if (!heap)
         return cst_err(-ENOMEM);
     work = heap + (-(uintptr_t)heap & (CST_SLOT_ALIGN - 1));
-    params.side = !d->read && b->side ? &b->side->side : NULL;
+    side = d->read ? d->read->side : b->side;
+    params.side = side ? &side->side : NULL;
     if (cst_frame_decode(d->out, desc->block_bytes, d->frame, d->length, desc, &params, work,
                          work_len))
         return CST_STORE_E_CORRUPT;

@@ -243,8 +243,9 @@ static int to_disk(struct encode *e) {
         .crc = e->crc,
         .preset = (uint8_t)e->info.preset,
         .error = e->info.error,
+        .side = e->info.side_version ? e->side : NULL,
     };
-    int r = e->info.side_version ? CST_ROOM_FULL : cst_cold_spill_frame(e->block, &f);
+    int r = cst_cold_spill_frame(e->block, &f);
 
     if (r)
         return r;

@@ -108,7 +108,7 @@ struct cst_seg_user {
      * Each is told twice, so that what found() will look at can be loaded in two steps. */
     void (*coming)(void *arg, struct cst_seg_space *space, const uint8_t *key, bool soon);
     /* Eviction: what is lost with this record, per byte, in any unit, and whether other records
-     * depend on it. NULL: all the same. */
+     * depend on it. Negative: it is never given up where it can be moved. NULL: all the same. */
     float (*value)(void *arg, void *owner, bool *has_children);
     /* The record is at another place now. */
     void (*moved)(void *arg, void *owner, struct cst_seg_ref ref);

@@ -3,9 +3,10 @@
  * Owns eviction: one segment at a time is emptied as a whole. What is worth it is moved: read,
  * checked, and stored again in the namespace's open segment; the rest is gone.
  *
- * A victim is the least valuable of some candidates: the emptiest and the oldest. Moved are inner
- * blocks whose descendants live elsewhere, then what is worth more than twice the candidates' mean,
- * as long as all that was written besides users' records stays below a tenth of those.
+ * A victim is the least valuable of some candidates: the emptiest and the oldest. Moved are records
+ * that must not be lost, whatever it costs; inner blocks whose descendants live elsewhere, then
+ * what is worth more than twice the candidates' mean, as long as all that was written besides
+ * users' records stays below a tenth of those.
  *
  * Invariants: 1. a victim's records stay readable until they are told moved or gone; 2. a move that
  * fails is an eviction; 3. a record that its user drops on the way isn't there afterwards; 4. users
@@ -17,6 +18,7 @@
 #include "store/seg_core.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 struct keep {
@@ -262,8 +264,9 @@ void cst_seg_evict_go(struct cst_seg *seg) {
 
 struct candidate {
     struct cst_seg_segment *segment;
-    float value; /* of all that is in it */
-    float mean;  /* per byte */
+    float value; /* of what is lost and moved with it, for the room that comes of it */
+    float mean;  /* per byte of what may be lost */
+    float must;  /* share of its live bytes that would be moved in any case */
 };
 
 static float value_of(const struct cst_seg *seg, const struct cst_seg_slot *slot,
@@ -276,18 +279,30 @@ static float value_of(const struct cst_seg *seg, const struct cst_seg_slot *slot
 static void judge(const struct cst_seg *seg, struct candidate *c) {
     const struct cst_seg_segment *s = c->segment;
     uint32_t stride = s->n_slots / CST_SEG_SAMPLES + 1;
+    uint64_t chunks = 0, must = 0;
     double sum = 0;
-    uint64_t chunks = 0;
-    bool inner;
 
     for (uint32_t i = 0; i < s->n_slots; i += stride) {
+        uint32_t n = s->slots[i].n_chunks;
+        float value;
+        bool inner;
+
         if (!s->slots[i].owner)
             continue;
-        sum += (double)value_of(seg, &s->slots[i], &inner) * s->slots[i].n_chunks;
-        chunks += s->slots[i].n_chunks;
+        value = value_of(seg, &s->slots[i], &inner);
+        *(value < 0 ? &must : &chunks) += n;
+        sum += value < 0 ? 0 : (double)value * n;
     }
     c->mean = chunks ? (float)(sum / (double)chunks) : 0;
-    c->value = c->mean * (float)s->live_chunks;
+    c->must = must ? (float)must / (float)(chunks + must) : 0;
+}
+
+/* Moving a byte costs as much as losing one of middling value, and gives no room. */
+static void value_candidate(struct candidate *c, float mean) {
+    float all = (float)c->segment->seg->chunks, live = (float)c->segment->live_chunks,
+          must = live * c->must;
+
+    c->value = ((live - must) * c->mean + must * mean) / fmaxf(all - must, 1);
 }
 
 static bool may_go(const struct cst_seg_segment *s, const struct cst_seg_ns *ns) {
@@ -325,6 +340,8 @@ static size_t candidates(struct cst_seg *seg, const struct cst_seg_ns *ns,
 static int by_worth(const void *a, const void *b) {
     const struct keep *x = a, *y = b;
 
+    if ((x->value < 0) != (y->value < 0))
+        return x->value < 0 ? -1 : 1;
     if (x->has_children != y->has_children)
         return x->has_children ? -1 : 1;
     return x->value > y->value ? -1 : x->value < y->value;
@@ -343,7 +360,7 @@ static void choose(struct cst_seg *seg, struct cst_seg_evict *e, float mean) {
     uint64_t left = budget(seg);
     uint32_t n = 0;
 
-    e->keep = left && s->n_live ? cst_malloc(s->n_live * sizeof(*e->keep)) : NULL;
+    e->keep = s->n_live ? cst_malloc(s->n_live * sizeof(*e->keep)) : NULL;
     if (!e->keep)
         return;
     for (uint32_t i = 0; i < s->n_slots && n < s->n_live; i++) {
@@ -352,16 +369,17 @@ static void choose(struct cst_seg *seg, struct cst_seg_evict *e, float mean) {
         if (!s->slots[i].owner)
             continue;
         k.value = value_of(seg, &s->slots[i], &k.has_children);
-        if (k.has_children || k.value > 2 * mean)
+        if (k.value < 0 || (left && (k.has_children || k.value > 2 * mean)))
             e->keep[n++] = k;
     }
     qsort(e->keep, n, sizeof(*e->keep), by_worth);
     while (e->n_keep < n) {
-        uint64_t bytes = cst_chunk_offset(s->slots[e->keep[e->n_keep].slot].n_chunks);
+        const struct keep *k = &e->keep[e->n_keep];
+        uint64_t bytes = cst_chunk_offset(s->slots[k->slot].n_chunks);
 
-        if (bytes > left)
+        if (k->value >= 0 && bytes > left)
             break;
-        left -= bytes;
+        left -= CST_MIN(left, bytes);
         e->n_keep++;
     }
 }
@@ -377,6 +395,9 @@ bool cst_seg_evict_start(struct cst_seg *seg, struct cst_seg_ns *ns) {
     for (size_t i = 0; i < n; i++) {
         judge(seg, &all[i]);
         mean += all[i].mean / (float)n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        value_candidate(&all[i], mean);
         if (all[i].value < all[best].value)
             best = i;
     }

@@ -17,6 +17,7 @@
 #include "base/macros.h"
 #include "base/mem.h"
 #include "store/core.h"
+#include "store/side_disk.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -53,13 +54,22 @@ static void count(struct cst_side_data *side, uint64_t bytes) {
     side->counted = bytes;
 }
 
+/* Tables say something of the prompts that they were learned from. n of at most cap bytes were
+ * written. */
+static void *wipe(void *p, size_t n, size_t cap) {
+    if (p)
+        explicit_bzero(p, CST_MIN(n, cap));
+    return cst_free(p);
+}
+
 struct cst_side_data *cst_side_free(struct cst_side_data *side) {
     if (!side)
         return NULL;
+    cst_side_disk_free(side);
     cst_list_unlink(&side->link);
     count(side, 0);
-    (void)cst_free(side->bytes);
-    (void)cst_free(side->memory);
+    side->bytes = wipe(side->bytes, side->side.len, side->cap);
+    side->memory = wipe(side->memory, side->side.memory_used + ALIGN, side->memory_cap);
     return cst_free(side);
 }
 
@@ -72,7 +82,7 @@ struct cst_side_data *cst_side_unref(struct cst_side_data *side) {
     if (!side)
         return NULL;
     assert(side->refs);
-    if (!--side->refs && side != cst_side_newest(side->space))
+    if (!--side->refs && !side->found && side != cst_side_newest(side->space))
         (void)cst_side_free(side);
     return NULL;
 }
@@ -80,9 +90,23 @@ struct cst_side_data *cst_side_unref(struct cst_side_data *side) {
 void cst_side_free_all(struct cst_space *space) {
     struct cst_list *it;
 
-    while ((it = cst_list_first(&space->sides))) {
+    while ((it = cst_list_first(&space->sides)) || (it = cst_list_first(&space->sides_found))) {
         assert(!at(it)->refs);
         (void)cst_side_free(at(it));
+    }
+}
+
+void cst_side_forget(struct cst_space *space) {
+    struct cst_list *it;
+
+    space->side_epoch++;
+    while ((it = cst_list_first(&space->sides))) {
+        struct cst_side_data *side = at(it);
+
+        cst_list_unlink(it);
+        side->published = false;
+        if (!side->refs)
+            (void)cst_side_free(side);
     }
 }
 
@@ -96,9 +120,9 @@ static uint64_t kept_bytes(const struct cst_space *space) {
     return n;
 }
 
-int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap) {
+int cst_side_reserve(struct cst_side_data *side, size_t cap) {
+    struct cst_space *space = side->space;
     size_t memory = cst_side_memory(space->desc) + ALIGN;
-    struct cst_side_data *side;
     int r;
 
     if (cap > space->store->options.side_bytes)
@@ -106,22 +130,29 @@ int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap
     r = cst_room_heap(space, sizeof(*side) + cap + memory);
     if (r)
         return r;
-    side = cst_calloc(1, sizeof(*side));
-    if (!side)
-        return cst_err(-ENOMEM);
-    cst_list_init(&side->link);
-    side->space = space;
     side->cap = cap;
     side->bytes = cst_malloc(cap);
     side->memory_cap = memory;
     side->memory = cst_malloc(memory);
     count(side, bytes_of(side));
-    if (!side->bytes || !side->memory) {
-        (void)cst_side_free(side);
+    return side->bytes && side->memory ? 0 : cst_err(-ENOMEM);
+}
+
+int cst_side_new(struct cst_side_data **out, struct cst_space *space, size_t cap) {
+    struct cst_side_data *side = cst_calloc(1, sizeof(*side));
+    int r;
+
+    if (!side)
         return cst_err(-ENOMEM);
-    }
-    *out = side;
-    return 0;
+    cst_list_init(&side->link);
+    side->space = space;
+    side->epoch = space->side_epoch;
+    r = cst_side_reserve(side, cap);
+    if (r)
+        (void)cst_side_free(side);
+    else
+        *out = side;
+    return r;
 }
 
 static int parse(struct cst_side_data *side, size_t len) {
@@ -138,7 +169,7 @@ static int shrink(struct cst_side_data *side) {
 
     if (!memory)
         return 0;
-    (void)cst_free(side->memory);
+    (void)wipe(side->memory, less, side->memory_cap);
     side->memory = memory;
     side->memory_cap = less;
     return parse(side, side->side.len);
@@ -160,6 +191,8 @@ int cst_side_publish(struct cst_side_data *side, uint32_t *version) {
     struct cst_space *space = side->space;
     struct cst_side_data *old = cst_side_newest(space);
 
+    if (side->epoch != space->side_epoch)
+        return CST_STORE_E_BUSY;
     if (old && !memcmp(old->side.hash, side->side.hash, sizeof(old->side.hash))) {
         *version = old->side.version;
         (void)cst_side_free(side);
@@ -167,13 +200,35 @@ int cst_side_publish(struct cst_side_data *side, uint32_t *version) {
     }
     if (side->side.version <= space->last_side)
         return CST_STORE_E_BAD_SIDE;
-    if (side->side.len + kept_bytes(space) > space->store->options.side_bytes)
-        return CST_STORE_E_LIMIT;
+    while (side->side.len + kept_bytes(space) > space->store->options.side_bytes)
+        if (!cst_side_disk_give_up(space))
+            return CST_STORE_E_LIMIT;
+    old = cst_side_newest(space);
     count(side, bytes_of(side));
     space->last_side = *version = side->side.version;
     cst_list_prepend(&space->sides, &side->link);
+    side->published = true;
     if (old && !old->refs)
         (void)cst_side_free(old);
+    return 0;
+}
+
+int cst_side_restore(struct cst_side_data *side) {
+    struct cst_space *space = side->space;
+    struct cst_side_data *first = cst_side_newest(space);
+    struct cst_list *before = &space->sides;
+
+    if (cst_side_find(space, side->side.version))
+        return CST_STORE_E_BAD_SIDE;
+    if (side->side.len + kept_bytes(space) > space->store->options.side_bytes)
+        return CST_STORE_E_LIMIT;
+    while (before->next != &space->sides && at(before->next)->side.version > side->side.version)
+        before = before->next;
+    count(side, bytes_of(side));
+    cst_list_prepend(before, &side->link); /* behind it */
+    side->published = true;
+    if (first && first != cst_side_newest(space) && !first->refs)
+        (void)cst_side_free(first);
     return 0;
 }
 

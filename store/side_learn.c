@@ -399,6 +399,11 @@ void cst_learn_slice(struct cst_store *store) {
     store->learn_turn = 0;
 }
 
+void cst_learn_forget(struct cst_space *space) {
+    if (space->store->learning && space->store->learning->space == space)
+        cst_learn_stop(space->store);
+}
+
 void cst_learn_stop(struct cst_store *store) {
     if (!store->learning)
         return;

@@ -41,5 +41,8 @@ bool cst_learn_waits(const struct cst_space *space);
  * blocks a call. */
 void cst_learn_slice(struct cst_store *store);
 
+/* A purge: what is being learned from the space's blocks is given up. May end the space. */
+void cst_learn_forget(struct cst_space *space);
+
 /* The store ends: what is being learned is given up soon. */
 void cst_learn_stop(struct cst_store *store);

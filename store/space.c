@@ -11,6 +11,7 @@
 #include "store/choice.h"
 #include "store/core.h"
 #include "store/prefix_trie.h"
+#include "store/side_disk.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -158,6 +159,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     cst_list_init(&s->wait_encodes);
     cst_list_init(&s->wait_keeps);
     cst_list_init(&s->sides);
+    cst_list_init(&s->sides_found);
     cst_list_append(&ns->store->spaces, &s->link);
     ns->n_spaces++;
     cst_space_index_add(s, (int64_t)own_bytes(s));
@@ -322,8 +324,11 @@ uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased) {
 
         if (s->ns != ns)
             continue;
+        (void)cst_space_ref(s);
         n += cst_space_clear(s);
-        cst_space_reap(s);
+        cst_learn_forget(s);
+        cst_side_forget(s);
+        (void)cst_space_unref(s);
     }
     *erased = cst_cold_purge(ns);
     return n;
@@ -335,6 +340,7 @@ void cst_space_stats(const struct cst_space *space, struct cst_space_stats *out)
     *out = space->stats;
     out->hot_bytes = space->hot_copies * space->desc->block_bytes;
     out->packed_decoded_bytes = space->packed_copies * space->desc->block_bytes;
+    out->sides_off_disk = cst_side_disk_n_out(space);
 }
 
 static void add_levels(struct cst_space_stats *to, const struct cst_space_stats *from) {
@@ -351,6 +357,7 @@ static void add_levels(struct cst_space_stats *to, const struct cst_space_stats 
     to->reserved += from->reserved;
     to->pinned_blocks += from->pinned_blocks;
     to->side_bytes += from->side_bytes;
+    to->sides_off_disk += from->sides_off_disk;
     to->cold_blocks += from->cold_blocks;
     to->cold_bytes += from->cold_bytes;
 }

@@ -388,6 +388,8 @@ struct cst_space_stats {
     uint64_t fallbacks; /* encodes whose wanted preset missed the class's bound */
     uint64_t recodes;   /* frames made smaller while cold */
     uint64_t side_bytes, sides_learned;
+    uint64_t
+        sides_off_disk; /* versions that the disk tier has no place for, nor for their frames */
 };
 void cst_space_stats(const struct cst_space *space, struct cst_space_stats *out);
 void cst_namespace_stats(const struct cst_namespace *ns, struct cst_space_stats *out);

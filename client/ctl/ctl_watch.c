@@ -57,6 +57,7 @@ static const struct cst_field stats_fields[] = {
     { "packed bytes", "packed_bytes", CST_FORMAT_BYTES },
     { "in slabs of", "packed_slab_bytes", CST_FORMAT_BYTES },
     { "side data", "side_bytes", CST_FORMAT_BYTES },
+    { "too much for the disk", "sides_off_disk", CST_FORMAT_COUNT },
     { "that decode to", "packed_decoded_bytes", CST_FORMAT_BYTES },
     { "blocks on disk", "cold_blocks", CST_FORMAT_COUNT },
     { "bytes on disk", "cold_bytes", CST_FORMAT_BYTES },

@@ -197,7 +197,7 @@ class Watch(Case):
 
     def test_stats(self):
         got = self.json("stats")
-        self.assertEqual((got["blocks"], got["packed_slab_bytes"], len(got)), (1001, 1029, 41))
+        self.assertEqual((got["blocks"], got["packed_slab_bytes"], len(got)), (1001, 1029, 42))
         self.assertEqual(self.daemon.of(STATS), [b""])
         out = self.ctl("stats", "cdcd")
         self.assertIn("space " + "cd" * 8, out)

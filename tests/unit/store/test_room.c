@@ -508,7 +508,7 @@ static void a_copy_that_a_decode_waits_to_read_stays(void **state) {
     leaf_key(0, key);
     b = cst_trie_find(s, key);
     assert_true(b && b->packed.slab && !b->hot.slab);
-    cst_cold_set(b, ref, b->packed.length, b->preset);
+    cst_cold_set(b, ref, b->packed.length, b->preset, NULL);
     f[0] = (struct world_fetch){ .fetch = CST_FETCH_NULL(world_fetch_ready) };
     assert_int_equal(cst_fetch_start(s, key, CST_FETCH_DECODED, &f[0].fetch), CST_STORE_E_PENDING);
     world_settle(w);

@@ -1,0 +1,805 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames that need side data, and the side data, on a disk in memory: over restarts, power cuts at
+ * every write, damage, eviction, a tier that is too small, purges. Every block that is found
+ * decodes to what it decoded to when it was stored; anything else is a miss.
+ */
+#include "tests/lib/check.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "proto/key.h"
+#include "store/cold.h"
+#include "store/prefix_trie.h"
+#include "store/seg_core.h"
+#include "store/side_disk.h"
+#include "tests/unit/store/store_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEADS = 4,
+    DIM = 64,
+    TOKENS = 16,
+    BLOCK = TOKENS * HEADS * DIM * 2 * 2,
+    BLOCKS_OLD = 40, /* their frames need version 1 */
+    BLOCKS_NEW = 12, /* version 2 */
+    BLOCKS = BLOCKS_OLD + BLOCKS_NEW,
+    SEGMENT = 256 << 10,
+};
+
+struct lab {
+    struct cst_sim_disk *disk;
+    struct cst_aio *aio;
+    struct cst_manual_clock clock;
+    struct cst_seeded_random random;
+    struct test_jobs jobs;
+    struct cst_store *store;
+    struct cst_space *space;
+    uint64_t memory, disk_bytes;
+    bool recovered;
+    uint64_t fail_at, n_allocated; /* in recovery */
+    unsigned n_notes;
+    char note[256];
+};
+
+static const uint8_t root[32] = { 7 };
+static uint8_t keys[BLOCKS * 32];      /* two chains: old, new */
+static uint8_t decoded[BLOCKS][BLOCK]; /* of their frames */
+
+static bool is_long(void) {
+    const char *s = getenv("CST_LONG");
+
+    return s && *s == '1';
+}
+
+/* ---- the daemon's part ---- */
+
+static void settle(struct lab *l) {
+    for (unsigned idle = 0; idle < 3; idle++) {
+        cst_aio_kick(l->aio);
+        if (cst_aio_reap(l->aio) + test_jobs_drain(&l->jobs))
+            idle = 0;
+    }
+}
+
+static void tick(struct lab *l, uint64_t s) {
+    l->clock.ns += s * CST_NS_PER_S;
+    (void)cst_store_tick(l->store);
+    settle(l);
+}
+
+static void note(void *arg, const char *sentence) {
+    struct lab *l = arg;
+
+    l->n_notes++;
+    (void)snprintf(l->note, sizeof(l->note), "%s", sentence);
+}
+
+static void recovered(void *arg, int status) {
+    struct lab *l = arg;
+
+    l->recovered = !status;
+}
+
+static int start(struct lab *l) {
+    const struct cst_store_options options = { .memory = l->memory ? l->memory : 64 << 20,
+                                               .slab_bytes = 8 * BLOCK };
+    const struct cst_store_env env = { .clock = &l->clock.clock,
+                                       .random = &l->random.random,
+                                       .jobs = &l->jobs.jobs,
+                                       .mem = &world_mem };
+    struct cst_encode_params klt = { .preset = CST_PRESET_KLT };
+    char message[256];
+    int r;
+
+    test_jobs_init(&l->jobs, true);
+    assert_int_equal(cst_aio_new_sim(&l->aio, l->disk), 0);
+    assert_int_equal(cst_store_new(&l->store, &options, &env), 0);
+    cst_store_set_preset(l->store, CST_CLASS_COLD, &klt);
+    r = cst_store_disk_open(l->store,
+                            &(struct cst_disk_options){ .seg = { .bytes = l->disk_bytes,
+                                                                 .segment_bytes = SEGMENT,
+                                                                 .buffer_bytes = 1 << 20,
+                                                                 .lock_ms = 1,
+                                                                 .crypt = CST_SEG_CRYPT_OFF },
+                                                        .aio = l->aio,
+                                                        .read_bytes = 1 << 20,
+                                                        .ahead_bytes = 512 << 10,
+                                                        .note = note,
+                                                        .note_arg = l },
+                            message, sizeof(message));
+    if (r)
+        return r;
+    l->recovered = false;
+    if (l->fail_at) {
+        cst_fault_join();
+        cst_fault_arm(CST_FAULT_ALLOC, l->fail_at, 1);
+    }
+    cst_store_disk_recover(l->store, recovered, l);
+    settle(l);
+    if (l->fail_at) {
+        l->n_allocated = cst_fault_seen(CST_FAULT_ALLOC);
+        cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+        cst_fault_leave();
+    }
+    return l->recovered ? 0 : -1;
+}
+
+/* clean: as far as the disk goes along. */
+static void stop(struct lab *l, bool clean) {
+    uint64_t total;
+
+    l->space = cst_space_unref(l->space);
+    settle(l);
+    for (unsigned i = 0; clean && i < 1000 && cst_store_drain(l->store, true, &total); i++) {
+        l->clock.ns += CST_NS_PER_S / 10;
+        settle(l);
+    }
+    settle(l);
+    assert_int_equal(cst_store_jobs(l->store), 0);
+    if (clean)
+        (void)cst_store_disk_close(l->store);
+    l->store = cst_store_free(l->store);
+    l->aio = cst_aio_free(l->aio);
+}
+
+static struct lab lab_new(uint64_t disk_bytes) {
+    struct lab l = { .disk_bytes = disk_bytes };
+
+    cst_manual_clock_init(&l.clock, 1000);
+    cst_seeded_random_init(&l.random, 1);
+    assert_int_equal(cst_sim_disk_new(&l.disk, disk_bytes + (8 << 20), 1), 0);
+    return l;
+}
+
+static void lab_end(struct lab *l) {
+    stop(l, false);
+    l->disk = cst_sim_disk_free(l->disk);
+}
+
+/* ---- a model ---- */
+
+static struct cst_descriptor *descriptor(void) {
+    struct cst_descriptor *d = cst_calloc(1, sizeof(*d));
+
+    d->content_id[0] = 1;
+    memcpy(d->engine, "test", 5);
+    d->block_tokens = TOKENS;
+    d->tp_size = 1;
+    d->block_bytes = BLOCK;
+    d->n_layers = 1;
+    d->n_segments = 2;
+    d->layers = cst_calloc(1, sizeof(*d->layers));
+    d->segments = cst_calloc(2, sizeof(*d->segments));
+    d->layers[0] = (struct cst_layer){ .kv_heads = HEADS, .head_dim_k = DIM, .head_dim_v = DIM };
+    for (unsigned i = 0; i < 2; i++)
+        d->segments[i] = (struct cst_segment){ .tensor = (uint8_t)i,
+                                               .dtype = CST_DTYPE_F16,
+                                               .offset = i * (BLOCK / 2),
+                                               .length = BLOCK / 2,
+                                               .token_stride = HEADS * DIM * 2,
+                                               .head_stride = DIM * 2,
+                                               .dim_stride = 2 };
+    return d;
+}
+
+/* Its fingerprint is what recovery makes of the canonical bytes: then it is the space on disk. */
+static struct cst_space *open_space(struct lab *l, const char *name, enum cst_class klass) {
+    struct cst_descriptor *d = descriptor();
+    uint8_t canonical[4096], fingerprint[32];
+    size_t n = cst_descriptor_encode(d, canonical, sizeof(canonical));
+    struct cst_namespace *ns;
+    struct cst_space *space;
+    char text[128];
+
+    assert_null(cst_descriptor_check(d, text, sizeof(text)));
+    cst_descriptor_fingerprint(canonical, n, fingerprint);
+    assert_int_equal(cst_namespace_get(l->store, name, &ns), 0);
+    assert_int_equal(
+        cst_space_open(&space, ns, &d, cst_descriptor_free, fingerprint, CST_KIND_TOKENS, klass),
+        0);
+    return space;
+}
+
+/* Numbers that are alike across channels, so that a basis pays. */
+static void fill(uint8_t out[BLOCK], const uint8_t key[32]) {
+    struct cst_seeded_random r;
+    uint16_t *to = (uint16_t *)(void *)out;
+    uint64_t seed;
+
+    memcpy(&seed, key, sizeof(seed));
+    cst_seeded_random_init(&r, seed);
+    for (unsigned row = 0; row < BLOCK / 2 / DIM; row++) {
+        uint64_t common = cst_seeded_random_next(&r) & 0x3c0;
+
+        for (unsigned i = 0; i < DIM; i++)
+            *to++ = (uint16_t)(0x3800 | common | (cst_seeded_random_next(&r) & 0x3f));
+    }
+}
+
+struct one_put {
+    struct cst_put put;
+    int status, told;
+};
+
+static void put_done(struct cst_put *put, int status) {
+    struct one_put *p = cst_container_of(put, struct one_put, put);
+
+    p->status = status;
+    p->told++;
+}
+
+static void store_block(struct lab *l, struct cst_space *space, const uint8_t *parent, bool is_root,
+                        uint32_t id, uint8_t key[32]) {
+    struct one_put p = { .put = CST_PUT_NULL(put_done) };
+    static uint8_t bytes[BLOCK];
+    uint32_t tokens[TOKENS], busy;
+
+    for (unsigned i = 0; i < TOKENS; i++)
+        tokens[i] = id;
+    world_key(key, parent, tokens, TOKENS);
+    assert_int_equal(cst_put_begin(space, parent, is_root, key, tokens, TOKENS, &p.put, &busy), 0);
+    fill(bytes, key);
+    cst_put_commit(&p.put, bytes, NULL);
+    settle(l);
+    assert_int_equal(p.told, 1);
+    assert_int_equal(p.status, 0);
+}
+
+static void store_chain(struct lab *l, struct cst_space *space, uint32_t first, unsigned n,
+                        uint8_t *out) {
+    for (unsigned i = 0; i < n; i++)
+        store_block(l, space, i ? out + 32 * (i - 1) : root, i == 0, first + i, out + 32 * i);
+}
+
+struct one_fetch {
+    struct cst_fetch fetch;
+    int status;
+};
+
+static void fetch_ready(struct cst_fetch *fetch, int status) {
+    cst_container_of(fetch, struct one_fetch, fetch)->status = status;
+}
+
+/* The block's bytes into out; false: a miss. */
+static bool fetch(struct lab *l, struct cst_space *space, const uint8_t *key, uint8_t out[BLOCK]) {
+    struct one_fetch f = { .fetch = CST_FETCH_NULL(fetch_ready) };
+
+    f.status = cst_fetch_start(space, key, CST_FETCH_DECODED, &f.fetch);
+    if (f.status == CST_STORE_E_PENDING)
+        settle(l);
+    if (!f.status)
+        memcpy(out, f.fetch.loc.slab->mem.base + f.fetch.loc.offset, BLOCK);
+    assert_true(!f.status || f.status == CST_STORE_E_NOT_FOUND || f.status == CST_STORE_E_CORRUPT ||
+                f.status < 0);
+    cst_fetch_release(&f.fetch);
+    return !f.status;
+}
+
+struct one_side {
+    struct cst_side_put put;
+    int status;
+};
+
+static void side_told(struct cst_side_put *put, int status) {
+    cst_container_of(put, struct one_side, put)->status = status;
+}
+
+static int put_weights(struct lab *l, struct cst_space *space, float weight) {
+    const float weights[2] = { weight, weight };
+    struct one_side p = { .put.done = side_told, .status = -1 };
+    int r = cst_space_side_put(space, CST_SIDE_PUT_WEIGHTS, (const uint8_t *)weights,
+                               sizeof(weights), &p.put);
+
+    settle(l);
+    return r ? r : p.status;
+}
+
+static struct cst_block *block(const struct lab *l, unsigned i) {
+    return cst_trie_find(l->space, keys + 32UL * i);
+}
+
+/* Old blocks with version 1, new ones with version 2, all packed. */
+static void fill_lab(struct lab *l) {
+    l->space = open_space(l, "a", CST_CLASS_COLD);
+    store_chain(l, l->space, 100, BLOCKS_OLD, keys);
+    for (unsigned i = 0; i < 100 && l->space->stats.encodes < BLOCKS_OLD; i++)
+        tick(l, 1);
+    assert_int_equal(put_weights(l, l->space, .5F), 0);
+    store_chain(l, l->space, 1000, BLOCKS_NEW, keys + 32UL * BLOCKS_OLD);
+    for (unsigned i = 0; i < 100 && l->space->stats.encodes < BLOCKS; i++)
+        tick(l, 1);
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        const struct cst_block *b = block(l, i);
+
+        assert_true(b && b->packed.slab && b->side);
+        assert_int_equal(b->side->side.version, i < BLOCKS_OLD ? 1 : 2);
+    }
+}
+
+/* What the frames decode to; once. */
+static void learn_decoded(struct lab *l) {
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        struct cst_block *b = block(l, i);
+
+        if (b->hot.slab) {
+            cst_block_drop_hot(b);
+            cst_block_settle(b, CST_EVICT_WARM);
+        }
+        assert_true(fetch(l, l->space, b->key, decoded[i]));
+    }
+}
+
+/* How many are there; all of these are right. */
+static unsigned check_blocks(struct lab *l, unsigned first, unsigned n) {
+    static uint8_t bytes[BLOCK], want[BLOCK];
+    unsigned found = 0;
+
+    for (unsigned i = first; i < first + n; i++) {
+        if (!fetch(l, l->space, keys + 32UL * i, bytes))
+            continue;
+        fill(want, keys + 32UL * i);
+        assert_true(!memcmp(bytes, decoded[i], BLOCK) || !memcmp(bytes, want, BLOCK));
+        found++;
+    }
+    return found;
+}
+
+static void reference(void) {
+    struct lab l = lab_new(16 << 20);
+
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    learn_decoded(&l);
+    assert_true(cst_side_newest(l.space)->side.len > CST_SIDE_PART); /* more than one part */
+    lab_end(&l);
+}
+
+static struct lab restarted(struct lab *l) {
+    stop(l, true);
+    assert_int_equal(start(l), 0);
+    l->space = open_space(l, "a", CST_CLASS_COLD);
+    return *l;
+}
+
+/* ---- tests ---- */
+
+static void a_restart_keeps_frames_and_versions(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct cst_side_info before[CST_SIDES_MAX], after[CST_SIDES_MAX];
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    assert_int_equal(cst_space_sides(l.space, before, CST_SIDES_MAX), 2);
+    for (unsigned i = 0; i < 2; i++) {
+        stop(&l, true);
+        assert_int_equal(start(&l), 0);
+        l.space = open_space(&l, "a", CST_CLASS_COLD);
+        assert_int_equal(l.space->stats.cold_blocks, BLOCKS);
+        assert_int_equal(cst_space_sides(l.space, after, CST_SIDES_MAX), 2);
+        for (unsigned k = 0; k < 2; k++) {
+            assert_int_equal(after[k].version, before[k].version);
+            assert_memory_equal(after[k].hash, before[k].hash, 32);
+        }
+        assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS);
+    }
+    lab_end(&l);
+}
+
+/* What a Lookup has read ahead is a frame like others: its side data stay with it. */
+static void frames_are_read_ahead(void **state) {
+    struct lab l = lab_new(16 << 20);
+    unsigned n = 0;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    cst_space_prefetch(l.space, keys, BLOCKS_OLD);
+    for (unsigned i = 0; i < 5; i++)
+        tick(&l, 1);
+    for (unsigned i = 0; i < BLOCKS_OLD; i++) {
+        const struct cst_block *b = block(&l, i);
+
+        assert_true(!b->packed.slab == !b->side);
+        n += b->packed.slab != NULL;
+    }
+    assert_true(n > 4);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS);
+    lab_end(&l);
+}
+
+/* A version goes from memory and from disk with the last frame that needs it. */
+static void a_version_goes_with_its_last_frame(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct cst_side_info info[CST_SIDES_MAX];
+    struct cst_seg_stats stats;
+    uint64_t n, records;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    assert_true(cst_store_disk_stats(l.store, &stats));
+    records = stats.records;
+    assert_int_equal(cst_space_erase(l.space, keys, &n), 0); /* with all below it */
+    assert_int_equal(n, BLOCKS_OLD);
+    settle(&l);
+    assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 1);
+    assert_int_equal(info[0].version, 2);
+    assert_true(cst_store_disk_stats(l.store, &stats));
+    assert_int_equal(stats.records,
+                     records - BLOCKS_OLD - cst_side_parts(cst_side_newest(l.space)->side.len));
+    assert_int_equal(check_blocks(&l, BLOCKS_OLD, BLOCKS_NEW), BLOCKS_NEW);
+    lab_end(&l);
+}
+
+/* Power is lost at every write of a clean stop: of side data, of frames, of what closes it. */
+static void power_is_lost_at_every_write(void **state) {
+    unsigned step = is_long() ? 1 : 3, most = 0, least = BLOCKS;
+
+    (void)state;
+    for (unsigned n = 1;; n += step) {
+        struct lab l = lab_new(16 << 20);
+        bool off;
+        unsigned found;
+
+        assert_int_equal(start(&l), 0);
+        fill_lab(&l);
+        cst_sim_disk_power_off_at(l.disk, n, (enum cst_sim_loss)(n / step % 3));
+        stop(&l, true);
+        off = cst_sim_disk_is_off(l.disk);
+        cst_sim_disk_power_on(l.disk);
+        assert_int_equal(start(&l), 0);
+        l.space = open_space(&l, "a", CST_CLASS_COLD);
+        found = check_blocks(&l, 0, BLOCKS);
+        most = CST_MAX(most, found);
+        least = CST_MIN(least, found);
+        assert_true(l.space->stats.corrupt_blocks == 0 || off);
+        lab_end(&l);
+        if (!off)
+            break;
+    }
+    assert_int_equal(most, BLOCKS);
+    assert_int_equal(least, 0);
+}
+
+/* Turns a byte over in each record of side data with this version; returns how many there were. */
+static unsigned spoil(struct lab *l, uint64_t version, unsigned place) {
+    unsigned n = 0;
+
+    for (unsigned id = 0; id < l->disk_bytes / SEGMENT; id++) {
+        char name[32];
+        uint64_t size;
+        uint8_t *bytes;
+
+        (void)snprintf(name, sizeof(name), CST_DISK_SEGMENT_NAME, id);
+        bytes = cst_sim_disk_bytes(l->disk, name, &size);
+        for (uint64_t at = CST_DISK_CHUNK; bytes && at < size; at += CST_DISK_CHUNK) {
+            struct cst_disk_record *head = (struct cst_disk_record *)(void *)(bytes + at);
+            struct cst_disk_side *side = (struct cst_disk_side *)(void *)(head + 1);
+
+            if (cst_load32(&head->magic) != CST_DISK_RECORD_MAGIC || head->type != CST_DISK_SIDE ||
+                cst_load64(&side->version) != version)
+                continue;
+            bytes[at + (place ? cst_load32(&head->payload_offset) + place : 0)] ^= 1;
+            n++;
+        }
+    }
+    return n;
+}
+
+static void damaged_side_data_are_misses(void **state) {
+    static const unsigned places[] = { 1, 1000, 0 };
+
+    (void)state;
+    for (size_t i = 0; i < CST_COUNT(places); i++) {
+        struct lab l = lab_new(16 << 20);
+        struct cst_side_info info[CST_SIDES_MAX];
+
+        assert_int_equal(start(&l), 0);
+        fill_lab(&l);
+        stop(&l, true);
+        assert_true(spoil(&l, 1, places[i]) > 1);
+        assert_int_equal(start(&l), 0);
+        l.space = open_space(&l, "a", CST_CLASS_COLD);
+        assert_int_equal(check_blocks(&l, 0, BLOCKS_OLD), 0);
+        assert_int_equal(check_blocks(&l, BLOCKS_OLD, BLOCKS_NEW), BLOCKS_NEW);
+        assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 1);
+        store_chain(&l, l.space, 100, BLOCKS_OLD, keys); /* anew, beside what is left of it */
+        for (unsigned k = 0; k < 10; k++)
+            tick(&l, 1);
+        l = restarted(&l);
+        assert_int_equal(l.space->stats.cold_blocks, BLOCKS);
+        lab_end(&l);
+    }
+}
+
+/* ---- eviction ---- */
+
+/* n blocks of another space, from the id `first` on. */
+static void crowd(struct lab *l, uint32_t first, unsigned n) {
+    struct cst_space *exact = open_space(l, "a", CST_CLASS_LOSSLESS);
+    uint8_t key[32];
+
+    for (unsigned i = 0; i < n; i++) {
+        store_block(l, exact, root, true, first + i, key);
+        tick(l, 0);
+    }
+    (void)cst_space_unref(exact);
+}
+
+static void check_nothing_is_lost(const struct lab *l) {
+    for (const struct cst_list *it = l->space->sides.next; it != &l->space->sides; it = it->next) {
+        const struct cst_side_disk *d =
+            cst_container_of((struct cst_list *)(uintptr_t)it, struct cst_side_data, link)->disk;
+
+        assert_true(d && d->n_lost == 0 && d->n_stored == d->n_parts);
+    }
+}
+
+/* The engine's next victim is this one. */
+static void empty_segment(struct lab *l, uint32_t id) {
+    struct cst_seg *seg = l->store->cold->seg;
+    bool retired[64];
+
+    for (uint32_t i = 0; i < seg->n_segments; i++) {
+        retired[i] = seg->segments[i].retired;
+        seg->segments[i].retired = i != id;
+    }
+    assert_true(cst_seg_evict_start(seg, NULL));
+    for (uint32_t i = 0; i < seg->n_segments; i++)
+        seg->segments[i].retired = retired[i];
+    settle(l);
+}
+
+/* Of a segment that is emptied they are moved, beyond the budget of moves, too. */
+static void side_data_are_moved(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct cst_seg_stats stats;
+    unsigned left;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    for (uint32_t id = 0; id < 3; id++) /* with all that the two versions have */
+        empty_segment(&l, id);
+    assert_true(cst_store_disk_stats(l.store, &stats));
+    assert_true(stats.moved >= 3 && stats.evicted > 0);
+    check_nothing_is_lost(&l);
+    left = (unsigned)l.space->stats.cold_blocks;
+    assert_true(left < BLOCKS);
+    stop(&l, false); /* as after a kill */
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    assert_true(check_blocks(&l, 0, BLOCKS) >= left);
+    lab_end(&l);
+}
+
+/* Other blocks go through the tier several times: side data are not lost while frames need them. */
+static void side_data_outlive_their_segments(void **state) {
+    struct lab l = lab_new(4 << 20);
+    struct cst_seg_stats stats;
+    unsigned found;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l.memory = 16 << 20;
+    l = restarted(&l);
+    assert_int_equal(l.space->stats.cold_blocks, BLOCKS);
+    for (unsigned round = 0; round < 10; round++) {
+        crowd(&l, 10000 + 400 * round, 400);
+        (void)check_blocks(&l, 0, 2); /* in use; the others go */
+        check_nothing_is_lost(&l);
+    }
+    assert_true(cst_store_disk_stats(l.store, &stats));
+    assert_true(stats.evicted > 100);
+    found = (unsigned)l.space->stats.cold_blocks;
+    l = restarted(&l);
+    assert_true(l.space->stats.cold_blocks >= found && found > 0);
+    assert_true(check_blocks(&l, 0, BLOCKS) >= found);
+    lab_end(&l);
+}
+
+/* Frames whose side data would take more than their share aren't written; others are. */
+static void a_tier_that_is_too_small_takes_neither(void **state) {
+    struct lab l = lab_new(1 << 20);
+    struct cst_space_stats stats;
+    struct cst_space *exact;
+    uint8_t key[32];
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    exact = open_space(&l, "a", CST_CLASS_LOSSLESS);
+    store_block(&l, exact, root, true, 1, key);
+    (void)cst_space_unref(exact);
+    for (unsigned i = 0; i < BLOCKS; i++) { /* nothing of them but the frames */
+        struct cst_block *b = block(&l, i);
+
+        if (b->hot.slab) {
+            cst_block_drop_hot(b);
+            cst_block_settle(b, CST_EVICT_WARM);
+        }
+    }
+    for (unsigned i = 0; i < BLOCKS; i++)
+        assert_false(cst_cold_spill(block(&l, i)));
+    cst_space_stats(l.space, &stats);
+    assert_int_equal(stats.sides_off_disk, 2);
+    assert_int_equal(l.n_notes, 2);
+    assert_non_null(strstr(l.note, "too small"));
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS); /* in memory they are */
+    l = restarted(&l);
+    assert_int_equal(l.space->stats.cold_blocks, 0);
+    exact = open_space(&l, "a", CST_CLASS_LOSSLESS);
+    assert_int_equal(exact->stats.cold_blocks, 1);
+    (void)cst_space_unref(exact);
+    lab_end(&l);
+}
+
+/* Version after version: old ones give way with their frames, so that the newest has a place. */
+static void old_versions_give_way(void **state) {
+    struct lab l = lab_new(4 << 20);
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    for (unsigned v = 0; v < 6; v++) {
+        uint8_t chain[4 * 32];
+
+        assert_int_equal(put_weights(&l, l.space, .4F + .01F * (float)v), 0);
+        store_chain(&l, l.space, 5000 + 10 * v, 4, chain);
+        for (unsigned i = 0; i < 5; i++)
+            tick(&l, 1);
+        assert_int_equal(cst_trie_find(l.space, chain)->side->side.version, 3 + v);
+        for (unsigned i = 0; i < 4; i++) {
+            for (unsigned k = 0; k < 20 && cst_cold_spill(cst_trie_find(l.space, chain + 32 * i));
+                 k++)
+                tick(&l, 1);
+        }
+        for (unsigned k = 0; k < 3 && !cst_block_is_cold(cst_trie_find(l.space, chain + 96)); k++) {
+            (void)cst_cold_spill(cst_trie_find(l.space, chain + 96));
+            tick(&l, 1);
+        }
+        assert_true(cst_block_is_cold(cst_trie_find(l.space, chain + 96)));
+        assert_true(l.store->cold->side_bytes <= (4 << 20) / 4);
+    }
+    lab_end(&l);
+}
+
+/* ---- purges ---- */
+
+static bool disk_has(struct lab *l, const uint8_t *needle, size_t n) {
+    for (unsigned id = 0; id < l->disk_bytes / SEGMENT; id++) {
+        char name[32];
+        uint64_t size;
+        const uint8_t *bytes;
+
+        (void)snprintf(name, sizeof(name), CST_DISK_SEGMENT_NAME, id);
+        bytes = cst_sim_disk_bytes(l->disk, name, &size);
+        if (bytes && memmem(bytes, size, needle, n))
+            return true;
+    }
+    return false;
+}
+
+static void a_purge_forgets_what_was_learned(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct cst_side_info info[CST_SIDES_MAX];
+    uint8_t canary[64], chain[BLOCKS_OLD * 32];
+    bool erased;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    memcpy(canary, cst_side_newest(l.space)->bytes + 4096, sizeof(canary));
+    assert_true(disk_has(&l, canary, sizeof(canary)));
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(l.space), &erased), BLOCKS);
+    settle(&l);
+    tick(&l, 1);
+    assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 0);
+    assert_int_equal(l.space->stats.side_bytes, 0);
+    assert_int_equal(l.store->cold->side_bytes, 0);
+    assert_false(disk_has(&l, canary, sizeof(canary)));
+    store_chain(&l, l.space, 200, BLOCKS_OLD, chain); /* other prompts */
+    for (unsigned i = 0; i < 100 && !cst_side_newest(l.space); i++)
+        tick(&l, 10);
+    assert_int_equal(cst_side_newest(l.space)->side.version, 3); /* no number comes twice */
+    stop(&l, false);
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), 0);
+    lab_end(&l);
+}
+
+/* What is being learned, or weighed, when the purge comes is forgotten, too; and so is what is on
+ * its way to disk. */
+static void a_purge_forgets_what_is_being_made(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct one_side p = { .put.done = side_told, .status = -1 };
+    const float weights[2] = { .5F, .5F };
+    struct cst_side_info info[CST_SIDES_MAX];
+    bool erased;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    for (unsigned ticks = 1; ticks < 5; ticks++) { /* gathering, or it has run and isn't done */
+        l.clock.ns += 120 * CST_NS_PER_S;
+        store_chain(&l, l.space, 100, BLOCKS_OLD, keys);
+        for (unsigned i = 0; i < ticks; i++)
+            (void)cst_store_tick(l.store);
+        assert_non_null(l.store->learning);
+        (void)cst_namespace_purge(cst_space_namespace(l.space), &erased);
+        settle(&l);
+        assert_null(l.store->learning);
+        assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 0);
+    }
+    assert_int_equal(l.space->stats.sides_learned, 0);
+    l.clock.ns += 120 * CST_NS_PER_S;
+    fill_lab(&l);
+    assert_int_equal(cst_space_side_put(l.space, CST_SIDE_PUT_WEIGHTS, (const uint8_t *)weights,
+                                        sizeof(weights), &p.put),
+                     0);
+    for (unsigned i = 0; i < BLOCKS; i++)
+        (void)cst_cold_spill(block(&l, i));
+    assert_true(l.space->spills > 0);
+    (void)cst_namespace_purge(cst_space_namespace(l.space), &erased);
+    settle(&l);
+    assert_int_equal(p.status, CST_STORE_E_BUSY);
+    for (unsigned i = 0; i < 3; i++)
+        tick(&l, 1);
+    assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 0);
+    assert_int_equal(l.space->stats.side_bytes, 0);
+    assert_int_equal(l.space->stats.cold_blocks, 0);
+    stop(&l, false);
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), 0);
+    lab_end(&l);
+}
+
+/* Memory that fails during recovery costs hits. */
+static void memory_fails_in_recovery(void **state) {
+    (void)state;
+    for (uint64_t n = 1, last = 0; !last; n += is_long() ? 1 : 7) {
+        struct lab l = lab_new(16 << 20);
+
+        assert_int_equal(start(&l), 0);
+        fill_lab(&l);
+        stop(&l, true);
+        l.fail_at = n;
+        (void)start(&l);
+        last = l.n_allocated < n;
+        l.space = open_space(&l, "a", CST_CLASS_COLD);
+        assert_true(check_blocks(&l, 0, BLOCKS) == BLOCKS || !last);
+        lab_end(&l);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restart_keeps_frames_and_versions),
+        cmocka_unit_test(frames_are_read_ahead),
+        cmocka_unit_test(a_version_goes_with_its_last_frame),
+        cmocka_unit_test(damaged_side_data_are_misses),
+        cmocka_unit_test(side_data_are_moved),
+        cmocka_unit_test(side_data_outlive_their_segments),
+        cmocka_unit_test(a_tier_that_is_too_small_takes_neither),
+        cmocka_unit_test(old_versions_give_way),
+        cmocka_unit_test(a_purge_forgets_what_was_learned),
+        cmocka_unit_test(a_purge_forgets_what_is_being_made),
+        cmocka_unit_test(power_is_lost_at_every_write),
+        cmocka_unit_test(memory_fails_in_recovery),
+    };
+
+    reference();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
