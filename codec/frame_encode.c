@@ -97,6 +97,14 @@ static void encode_segments(struct encoder *e, const uint8_t *block) {
         add_crc(e, block, e->desc->n_segments, NULL);
 }
 
+static void start_over(struct encoder *e) {
+    e->at = sizeof(struct cst_frame_header) +
+            cst_layout_streams(e->desc) * sizeof(struct cst_stream_entry);
+    e->stream = 0;
+    e->error = 0;
+    e->leans = false;
+}
+
 static void encode_gaps(struct encoder *e, const uint8_t *block) {
     uint64_t n = 0;
 
@@ -159,13 +167,16 @@ int cst_frame_encode(void *dst, size_t cap, const void *block, const struct cst_
     e.work.params = params;
     e.work.side = params->side;
     e.layered = cst_preset_is_layered(params->preset);
-    e.at = sizeof(struct cst_frame_header) +
-           cst_layout_streams(desc) * sizeof(struct cst_stream_entry);
+    start_over(&e);
     cst_layout_order(e.work.order, desc, e.layered);
     if (e.layered &&
         !cst_layered_begin(block, params->tokens, params->first_position, params->preset, &e.work))
         return CST_CODEC_E_PRESET;
     encode_segments(&e, block);
+    if (e.layered && cst_layered_again(&e.work)) {
+        start_over(&e);
+        encode_segments(&e, block);
+    }
     encode_gaps(&e, block);
     e.error += params->carried;
     if (e.error > params->bound)

@@ -49,6 +49,10 @@ bool cst_layered_over_budget(const struct cst_codec_work *w) {
     return cst_preset_is_tucker(w->preset) && t->over_budget;
 }
 
+bool cst_layered_again(const struct cst_codec_work *w) {
+    return cst_preset_is_tucker(w->preset) && cst_tucker_again(w->dense, w);
+}
+
 bool cst_layered_skip(const struct cst_stage_segment *s, uint8_t stage, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w) {
     if (stage == CST_STAGE_TUCKER)

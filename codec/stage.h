@@ -113,6 +113,10 @@ size_t cst_dense_work_size(const struct cst_descriptor *desc, uint32_t preset);
 bool cst_layered_begin(const uint8_t *block, uint32_t tokens, uint32_t first_position,
                        uint32_t preset, const struct cst_codec_work *w);
 
+/* After all segments were encoded: the block turns out to be one that was coded before, and another
+ * choice, made now, keeps more of it; all are to be encoded once more. */
+bool cst_layered_again(const struct cst_codec_work *w);
+
 /* After encode: the smallest choice of the preset misses the ratio asked for. */
 bool cst_layered_over_budget(const struct cst_codec_work *w);
 

@@ -271,8 +271,8 @@ size_t cst_tucker_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stag
     cst_stage_save_sinks(dst + sizeof(head), seg, s);
     memcpy(dst + p.ranks, &ranks, sizeof(ranks));
     if (member == 0) {
-        memcpy(dst + p.token, t->cell[cell].token, p.dim - p.token);
-        memcpy(dst + p.dim, t->cell[cell].dim, p.core - p.dim);
+        memcpy(dst + p.token, o->token, p.dim - p.token);
+        memcpy(dst + p.dim, o->dim, p.core - p.dim);
     }
     if (!put_member(dst, &p, &head, t, &t->cell[cell], member, cst_coded_rows(s, w).codes) ||
         !cst_stage_finish(cst_tucker_decode, dst, p.end, seg, s, w, error)) {

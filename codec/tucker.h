@@ -49,8 +49,9 @@ struct cst_tucker_cell {
     uint32_t first, n; /* members */
     uint32_t dims, heads, layer;
     uint8_t tensor;
-    uint8_t *token; /* fp16: [most][tokens] of the plan, then [tokens][rank] of the stream */
-    uint8_t *dim;   /* fp16: [dims][dims] */
+    float missed;   /* by its codes: see cst_tucker_missed() */
+    uint8_t *token; /* fp16, of the plan: [most][tokens] */
+    uint8_t *dim;   /* fp16, of the plan: [dims][dims] */
 };
 
 /* A cell on the way into its streams. */
@@ -59,6 +60,8 @@ struct cst_tucker_open {
     struct cst_point choice;
     uint8_t *codes; /* part by part, [tokens][channels] */
     uint8_t *norms; /* fp16, [member][tokens][heads] */
+    uint8_t *token; /* fp16, [tokens][rank_t] */
+    uint8_t *dim;   /* fp16, [rank_d][dims] */
     uint8_t *core;  /* fp16, [member][heads][rank_t][rank_d] */
     float *scale;   /* [member] of the core */
     float *mean;    /* [member][channels] */
@@ -115,5 +118,15 @@ bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const u
 uint64_t cst_tucker_stream_size(const struct cst_tucker *t, const struct cst_tucker_cell *cell,
                                 uint32_t member, const struct cst_point *choice);
 
-/* Quantizes a cell and fits factors to what that leaves: t->open[tensor]. */
+/* Quantizes a cell and fits factors to what that leaves: t->open[tensor], cell->missed. */
 bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_work *w);
+
+/* Squared error of the codes of another choice, over what they miss of normal values: about 1, and
+ * nearly nothing where the cell was coded by this choice before. */
+float cst_tucker_missed(struct cst_tucker *t, uint32_t cell, const struct cst_point *choice,
+                        const struct cst_codec_work *w);
+
+/* Once all cells are fitted: where some were coded before, looks for the choices by which the
+ * others were. true: there are such ones, t->choice has them, and all streams are to be made anew.
+ */
+bool cst_tucker_again(struct cst_tucker *t, const struct cst_codec_work *w);

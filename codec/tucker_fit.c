@@ -21,7 +21,12 @@
 #include <math.h>
 #include <string.h>
 
-enum { SKETCH_ROUNDS = 1 }; /* that directions of a sketch still want, once their ranks are known */
+enum {
+    SAMPLE = 8,  /* one row of so many is looked at to see whether a cell was coded before */
+    ROUNDS = 12, /* of codes and factors, of a cell that was, at most */
+};
+/* Rounds end where one leaves more than this of what the one before missed, or so little. */
+static const float MAYBE = 0.8f, WORTH = 0.9f, NOTHING = 0.02f;
 
 struct fit {
     struct cst_tucker *t;
@@ -31,7 +36,8 @@ struct fit {
     struct cst_tucker_shape shape;
     struct cst_tucker_open *open;
     uint32_t rank_t, rank_d;
-    float *left; /* of the cell: less the backbone, then less the codes */
+    float *left;            /* of the cell: less the backbone, then less the codes */
+    double error, expected; /* of the codes: squares, of a sample of rows */
 };
 
 static size_t part_size(const struct fit *f, uint32_t i) {
@@ -74,20 +80,26 @@ static bool load_cell(const struct fit *f) {
 /* ---- the residual ----------------------------------------------------------------------------
  */
 
-/* left = the cell less its projection onto the directions */
+/* scratch.z = what the token directions are multiplied by, of the cell's projection onto the
+ * directions */
+static void project(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+
+    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &f->shape, t->x, false);
+    cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
+    cst_symmetrize(dims, t->scratch.gram, dims);
+    cst_gemm(false, false, f->rank_t * f->shape.heads, dims, dims, 1, f->left, dims,
+             t->scratch.gram, dims, 0, t->scratch.z, dims);
+}
+
+/* left = the cell less the token directions times scratch.z */
 static void take_backbone(const struct fit *f) {
     struct cst_tucker *t = f->t;
     uint32_t dims = f->shape.dims;
     const float *z = t->scratch.z;
     float *left = f->left;
 
-    if (f->rank_t) {
-        cst_tucker_across_tokens(left, t->token, f->rank_t, &f->shape, t->x, false);
-        cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
-        cst_symmetrize(dims, t->scratch.gram, dims);
-        cst_gemm(false, false, f->rank_t * f->shape.heads, dims, dims, 1, left, dims,
-                 t->scratch.gram, dims, 0, t->scratch.z, dims);
-    }
     memcpy(left, t->x, cst_tucker_size(&f->shape) * sizeof(float));
     for (uint32_t i = 0; f->rank_t && i < f->cell->n; i++) {
         uint32_t channels = f->member[i].heads * dims;
@@ -99,8 +111,20 @@ static void take_backbone(const struct fit *f) {
     }
 }
 
+/* Adds what the codes of a row miss, and what they miss of normal values. */
+static void judge_row(struct fit *f, const float *left, const float *q, double weight) {
+    float error = 0, energy = 0;
+
+    for (uint32_t d = 0; d < f->shape.dims; d++) {
+        error += (left[d] - q[d]) * (left[d] - q[d]);
+        energy += left[d] * left[d];
+    }
+    f->error += weight * (double)error;
+    f->expected += weight * (double)energy;
+}
+
 /* Codes and norms of the residual; left = the cell less what they stand for. */
-static bool quantize(const struct fit *f) {
+static bool quantize(struct fit *f) {
     const struct cst_codec_ops *ops = f->w->ops;
     uint32_t dims = f->shape.dims;
     uint8_t *codes = f->open->codes, *norm = f->open->norms;
@@ -108,12 +132,14 @@ static bool quantize(const struct fit *f) {
     const float *x = f->t->x;
     struct cst_codebook book;
 
+    f->error = f->expected = 0;
     if (f->t->recipe->lloyd)
         cst_codebook_lloyd(&book, f->open->choice.bits);
     else
         cst_codebook_uniform(&book, f->open->choice.bits);
     for (uint32_t i = 0; i < f->cell->n; i++) {
         int exponent = f->member[i].exponent;
+        double weight = (double)f->member[i].weight * (double)f->member[i].weight;
 
         for (uint32_t row = 0; row < f->shape.tokens * f->member[i].heads; row++, norm += 2) {
             float length;
@@ -124,12 +150,20 @@ static bool quantize(const struct fit *f) {
                 return false;
             length = cst_f16_to_f32(cst_load16((const void *)norm)) * cst_coded_unit(exponent);
             cst_head_decode(q, codes, dims, book.level, book.bits, length, NULL, ops);
+            if (row % SAMPLE == 0)
+                judge_row(f, left, q, weight);
             for (uint32_t d = 0; d < dims; d++)
                 *left++ = *x++ - q[d];
             codes += dims;
         }
     }
+    f->expected *= cst_codebook_distortion(f->t->recipe->lloyd, book.bits);
     return true;
+}
+
+/* What codes miss of the residual, over what they miss of normal values. */
+static float missed(const struct fit *f) {
+    return f->expected > 0 ? (float)(f->error / f->expected) : 1;
 }
 
 /* ---- means -----------------------------------------------------------------------------------
@@ -137,7 +171,7 @@ static bool quantize(const struct fit *f) {
 
 /* Moves the means of what the codes leave to the means that are stored. */
 static void fit_means(const struct fit *f) {
-    float *left = f->left, *mean = f->open->mean;
+    float *left = f->left, *x = f->t->x, *mean = f->open->mean;
 
     for (uint32_t i = 0; i < f->cell->n; i++) {
         uint32_t channels = f->member[i].heads * f->shape.dims;
@@ -151,11 +185,14 @@ static void fit_means(const struct fit *f) {
                 sum += (double)left[(size_t)t * channels + c];
             mean[c] = was + (float)(sum / f->shape.tokens);
             mean[c] = cst_f16_to_f32(cst_f32_to_f16(mean[c] / unit)) * unit;
-            for (uint32_t t = 0; t < f->shape.tokens; t++)
+            for (uint32_t t = 0; t < f->shape.tokens; t++) {
                 left[(size_t)t * channels + c] -= mean[c] - was;
+                x[(size_t)t * channels + c] -= mean[c] - was;
+            }
         }
         mean += channels;
         left += part_size(f, i);
+        x += part_size(f, i);
     }
 }
 
@@ -174,52 +211,46 @@ static void weigh(const struct fit *f, float *x, uint32_t rows, uint32_t columns
     }
 }
 
-/* The directions of the dimensions, from what the token directions keep. */
-static bool fit_dims(const struct fit *f) {
+/* The directions of the dimensions, from what the token directions keep of `from`. */
+static bool fit_dims(const struct fit *f, const float *from) {
     struct cst_tucker *t = f->t;
     uint32_t dims = f->shape.dims;
     float *moved = t->scratch.z; /* free once the Gram matrix is made */
 
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, f->left, false);
+    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, from, false);
     weigh(f, t->scratch.z, f->rank_t, dims, false);
     cst_gram(f->rank_t * f->shape.heads, dims, 1, t->scratch.z, dims, 0, t->scratch.gram, dims);
     cst_symmetrize(dims, t->scratch.gram, dims);
     cst_gemm(false, false, f->rank_d, dims, dims, 1, t->dim, dims, t->scratch.gram, dims, 0, moved,
              dims);
     memcpy(t->dim, moved, (size_t)f->rank_d * dims * sizeof(float));
-    if (cst_orthonormalize(dims, f->rank_d, t->dim, dims, t->scratch.eigen))
-        return false;
-    round_halves(f->cell->dim, t->dim, (size_t)f->rank_d * dims, f->w->ops);
-    return true;
+    return !cst_orthonormalize(dims, f->rank_d, t->dim, dims, t->scratch.eigen);
 }
 
-/* Subspace iteration: the token directions of `from`, which goes to the dimension directions in
- * `turned`, from those so far. */
-static bool iterate_tokens(const struct fit *f, const float *from, float *turned, int rounds) {
+/* The token directions, from what the dimension directions keep of `from`, which is in scratch.z
+ * then; f->left is lost. */
+static bool fit_tokens(const struct fit *f, const float *from) {
     struct cst_tucker *t = f->t;
     struct cst_tucker_shape shape = f->shape;
-    int r = 0;
+    float *turned = t->scratch.z;
 
     shape.dims = f->rank_d;
     cst_gemm(false, true, shape.tokens * shape.heads, f->rank_d, f->shape.dims, 1, from,
              f->shape.dims, t->dim, f->shape.dims, 0, turned, f->rank_d);
     weigh(f, turned, shape.tokens, f->rank_d, false);
-    for (int i = 0; i < rounds && !r; i++) {
-        cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &shape, turned, false);
-        cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, &shape, turned, false);
-        r = cst_orthonormalize(shape.tokens, f->rank_t, t->token, shape.tokens, t->scratch.eigen);
-    }
-    return r == 0;
+    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &shape, turned, false);
+    cst_tucker_onto_tokens(t->token, f->left, f->rank_t, &shape, turned, false);
+    return !cst_orthonormalize(shape.tokens, f->rank_t, t->token, shape.tokens, t->scratch.eigen);
 }
 
 /* Stores directions of tokens by token. */
 static void put_tokens(const struct fit *f) {
     uint32_t tokens = f->shape.tokens;
 
-    round_halves(f->cell->token, f->t->token, (size_t)f->rank_t * tokens, f->w->ops);
+    round_halves(f->open->token, f->t->token, (size_t)f->rank_t * tokens, f->w->ops);
     for (uint32_t i = 0; i < tokens; i++) {
         for (uint32_t r = 0; r < f->rank_t; r++)
-            (void)cst_coded_put(f->cell->token + 2 * ((size_t)i * f->rank_t + r),
+            (void)cst_coded_put(f->open->token + 2 * ((size_t)i * f->rank_t + r),
                                 f->t->token[(size_t)r * tokens + i], 0);
     }
 }
@@ -258,55 +289,97 @@ static void put_core(const struct fit *f, const float *core) {
     }
 }
 
+/* scratch.z is what the token directions are multiplied by then. */
 static bool fit_factors(const struct fit *f) {
     struct cst_tucker *t = f->t;
     struct cst_tucker_shape turned = f->shape;
 
     turned.dims = f->rank_d;
-    if (!fit_dims(f) || !iterate_tokens(f, f->left, t->x, 1))
+    if (!fit_dims(f, f->left))
+        return false;
+    round_halves(f->open->dim, t->dim, (size_t)f->rank_d * f->shape.dims, f->w->ops);
+    if (!fit_tokens(f, f->left))
         return false;
     put_tokens(f);
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &turned, t->x, false);
-    weigh(f, t->scratch.z, f->rank_t, f->rank_d, true);
-    put_core(f, t->scratch.z);
+    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &turned, t->scratch.z, false);
+    weigh(f, f->left, f->rank_t, f->rank_d, true);
+    put_core(f, f->left);
+    cst_gemm(false, false, f->rank_t * f->shape.heads, f->shape.dims, f->rank_d, 1, f->left,
+             f->rank_d, t->dim, f->shape.dims, 0, t->scratch.z, f->shape.dims);
     return true;
 }
 
-static bool code_cell(const struct fit *f) {
-    /* a sketch has the directions only nearly */
-    if (f->t->recipe->sketch && f->rank_t && !iterate_tokens(f, f->t->x, f->left, SKETCH_ROUNDS))
-        return false;
+/* Directions of just these ranks: those of the plan are best together with the ones behind them. */
+static bool fit_basis(const struct fit *f) {
+    return !f->rank_t || (fit_dims(f, f->t->x) && fit_tokens(f, f->t->x));
+}
+
+static bool code_residual(struct fit *f) {
     if (f->open->choice.bits) {
         take_backbone(f);
-        if (!quantize(f))
-            return false;
-    } else {
-        memcpy(f->left, f->t->x, cst_tucker_size(&f->shape) * sizeof(float));
+        return quantize(f);
     }
-    fit_means(f);
-    return !f->rank_t || fit_factors(f);
+    memcpy(f->left, f->t->x, cst_tucker_size(&f->shape) * sizeof(float));
+    return true;
+}
+
+/* Codes, and then what is fitted to the rest. More than one round where the first one finds what
+ * may be codes: each brings the factors nearer to those that were on top of them. */
+static bool code_cell(struct fit *f) {
+    float now = 1, was;
+
+    if (!fit_basis(f))
+        return false;
+    if (f->rank_t && f->open->choice.bits)
+        project(f);
+    for (int i = 0; i < ROUNDS; i++) {
+        if (!code_residual(f))
+            return false;
+        fit_means(f);
+        if (f->rank_t && !fit_factors(f))
+            return false;
+        was = now;
+        now = missed(f);
+        if (now > MAYBE || now > WORTH * was || now < NOTHING)
+            break;
+    }
+    return true;
+}
+
+/* Everything but the choice. */
+static bool start(struct fit *f, struct cst_tucker *t, uint32_t cell,
+                  const struct cst_point *choice, const struct cst_codec_work *w) {
+    *f = (struct fit){
+        .t = t, .w = w, .cell = &t->cell[cell], .rank_t = choice->rank_t, .rank_d = choice->rank_d
+    };
+    f->member = &t->member[f->cell->first];
+    f->open = &t->open[f->cell->tensor];
+    f->open->cell = UINT32_MAX;
+    f->open->choice = *choice;
+    for (uint32_t i = 0; i < f->cell->n; i++)
+        t->part[i] = (struct cst_tucker_part){ f->member[i].heads, f->member[i].weight };
+    f->shape =
+        (struct cst_tucker_shape){ t->tokens, f->cell->dims, f->cell->heads, f->cell->n, t->part };
+    f->left = t->scratch.y;
+    load_halves(t->token, f->cell->token, (size_t)f->rank_t * t->tokens, w->ops);
+    load_halves(t->dim, f->cell->dim, (size_t)f->rank_d * f->cell->dims, w->ops);
+    return load_cell(f);
 }
 
 bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_work *w) {
-    struct fit f = { .t = t, .w = w, .cell = &t->cell[cell] };
+    struct fit f;
 
-    f.member = &t->member[f.cell->first];
-    f.open = &t->open[f.cell->tensor];
-    f.open->cell = UINT32_MAX;
-    if (!t->hull[cell].n)
-        return false;
-    f.open->choice = *cst_hull_at(&t->hull[cell], t->choice[cell]);
-    f.rank_t = f.open->choice.rank_t;
-    f.rank_d = f.open->choice.rank_d;
-    for (uint32_t i = 0; i < f.cell->n; i++)
-        t->part[i] = (struct cst_tucker_part){ f.member[i].heads, f.member[i].weight };
-    f.shape =
-        (struct cst_tucker_shape){ t->tokens, f.cell->dims, f.cell->heads, f.cell->n, t->part };
-    f.left = t->scratch.y;
-    load_halves(t->token, f.cell->token, (size_t)f.rank_t * t->tokens, w->ops);
-    load_halves(t->dim, f.cell->dim, (size_t)f.rank_d * f.cell->dims, w->ops);
-    if (!load_cell(&f) || !code_cell(&f))
+    if (!t->hull[cell].n || !start(&f, t, cell, cst_hull_at(&t->hull[cell], t->choice[cell]), w) ||
+        !code_cell(&f))
         return false;
     f.open->cell = cell;
+    t->cell[cell].missed = missed(&f);
     return true;
+}
+
+float cst_tucker_missed(struct cst_tucker *t, uint32_t cell, const struct cst_point *choice,
+                        const struct cst_codec_work *w) {
+    struct fit f;
+
+    return start(&f, t, cell, choice, w) && code_cell(&f) ? missed(&f) : 1;
 }

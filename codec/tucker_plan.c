@@ -309,9 +309,11 @@ static void join_cell(struct planner *p, const struct cst_stage_segment *s,
 
     if (!p->cell) {
         p->cell = &t->cell[t->n_cells];
-        *p->cell = (struct cst_tucker_cell){
-            .first = t->n_members, .dims = s->view->dims, .layer = s->layer, .tensor = s->tensor
-        };
+        *p->cell = (struct cst_tucker_cell){ .first = t->n_members,
+                                             .dims = s->view->dims,
+                                             .layer = s->layer,
+                                             .tensor = s->tensor,
+                                             .missed = 1 };
     }
     t->member[t->n_members++] = *m;
     p->n_channels += cst_view_channels(s->view);

@@ -98,6 +98,8 @@ static void take_open(struct cst_tucker_open *o, struct arena *a, const struct e
     o->cell = UINT32_MAX;
     o->codes = take(a, cell);
     o->norms = take(a, 2 * e->tokens * e->heads);
+    o->token = take(a, 2 * (uint64_t)e->tokens * rank_max(e->tokens));
+    o->dim = take(a, 2 * (uint64_t)e->dims * e->dims);
     o->core = take(a, 2 * cell);
     o->scale = take_floats(a, e->segments);
     o->mean = take_floats(a, e->channels);

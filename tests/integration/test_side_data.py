@@ -102,7 +102,7 @@ def test_weights_make_a_version_and_old_frames_stay(model: Model) -> None:
     assert model.space.side_data() == after
 
 
-@pytest.mark.parametrize("preset", ["int8", "turboquant:4", "klt:.35", "auto"])
+@pytest.mark.parametrize("preset", ["int8", "turboquant:4", "jolt:3", "flashjolt:3", "jolt+:3", "klt:.35", "auto"])
 def test_ten_rounds_hardly_add_to_the_first_loss(preset: str) -> None:
     """Decoded bytes stored as a new prompt, ten times over, at the same class."""
     learns = preset in ("klt:.35", "auto")
