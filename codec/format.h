@@ -65,6 +65,7 @@ enum cst_stage {
     CST_STAGE_TUCKER = 8, /* layered frames only */
     CST_STAGE_KLT = 9,    /* layered frames only */
     CST_STAGE_EXPONENTS = 10,
+    CST_STAGE_SPUN = 11, /* LLOYD of heads behind another rotation */
     CST_STAGES
 };
 enum { CST_STAGE_VERSION = 1 };

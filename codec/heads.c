@@ -72,6 +72,39 @@ void cst_head_transform(float *x, uint32_t dims, const struct cst_codec_ops *ops
     }
 }
 
+/* The lowest bits of murmur3's finalizer of first + 1, first + 2, ... */
+void cst_head_signs(float *x, uint32_t dims, uint32_t first) {
+    for (uint32_t j = 0; j < dims; j++) {
+        uint32_t h = first + j + 1;
+
+        h = (h ^ h >> 16) * 0x85ebca6bu;
+        h = (h ^ h >> 13) * 0xc2b2ae35u;
+        x[j] = (h ^ h >> 16) & 1 ? -x[j] : x[j];
+    }
+}
+
+void cst_head_spin(float *x, uint32_t dims, const struct cst_codec_ops *ops) {
+    uint32_t n = block_size(dims);
+
+    cst_head_signs(x, dims, 0);
+    cst_head_transform(x, n, ops);
+    if (n == dims)
+        return;
+    cst_head_signs(x, dims, dims);
+    cst_head_transform(x + dims - n, n, ops);
+}
+
+void cst_head_spin_back(float *x, uint32_t dims, const struct cst_codec_ops *ops) {
+    uint32_t n = block_size(dims);
+
+    if (n < dims) {
+        cst_head_transform(x + dims - n, n, ops);
+        cst_head_signs(x, dims, dims);
+    }
+    cst_head_transform(x, n, ops);
+    cst_head_signs(x, dims, 0);
+}
+
 /* Sums of squares, by four sums in turn so that no addition waits for the one before. */
 static double energy_of(const float *x, uint32_t n) {
     double a = 0, b = 0, c = 0, d = 0;

@@ -33,6 +33,18 @@ float cst_head_unit(uint32_t n);
 /* The transform, of length-preserving scale, in place. */
 void cst_head_transform(float *x, uint32_t dims, const struct cst_codec_ops *ops);
 
+/* Changes fixed signs, of a sequence from `first` on. */
+void cst_head_signs(float *x, uint32_t dims, uint32_t first);
+
+/*
+ * A rotation that looks random to heads of any shape, in place: fixed signs, then the transform of
+ * the first n values, n the largest power of two; where some are left, then other signs and the
+ * transform of the last n. A transform alone turns what lies along one of its rows, as in models
+ * that rotate their cache themselves, into one large value. back: the inverse.
+ */
+void cst_head_spin(float *x, uint32_t dims, const struct cst_codec_ops *ops);
+void cst_head_spin_back(float *x, uint32_t dims, const struct cst_codec_ops *ops);
+
 /* Codes of a transformed head, and the norm that its levels are to be multiplied by. */
 float cst_head_encode(uint8_t *codes, const float *x, uint32_t dims,
                       const struct cst_codebook *book, const struct cst_codec_ops *ops);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stage LLOYD (TurboQuant, with or without its sign sketch): each head of a token as rotated codes
- * (heads.h) of the Lloyd-Max levels of a normal variable.
+ * Stages LLOYD (TurboQuant, with or without its sign sketch) and SPUN: each head of a token as
+ * rotated codes (heads.h) of the Lloyd-Max levels of a normal variable.
  *
  * The mean of each channel is taken off first where that saves more than the 16 bits that it
  * takes: halving the energy is worth half a bit a value. It is then set to what gives decoded
@@ -22,6 +22,12 @@ enum {
     MEAN_BITS = 16, /* what a mean takes */
     OWN_BITS = 5,   /* what it may cost where side data have means, too: see choose_means */
 };
+/* Rotations are compared on one token in so many. */
+enum { SAMPLE = 8 };
+/* Errors over that of normal values that make the transform alone suspect, and of the other
+ * rotation over the transform's below which it is taken. */
+static const double SUSPECT = 1.2, LESS = 0.8;
+
 enum { FLAGS = CST_CODED_UNROTATED | CST_CODED_MEAN | CST_CODED_SIDE_MEAN | CST_CODED_SKETCH };
 
 /* Where the parts of a stream lie, in bytes from its start. */
@@ -30,14 +36,16 @@ struct parts {
     uint32_t heads, dims;
     uint32_t at_once; /* tokens whose norms fit into a row */
     float unit;       /* of the transform, where a head is one block; else 0 */
+    bool spun;        /* stage SPUN */
     uint64_t means, norms, sizes, codes, end; /* sizes: of sketches, else none */
 };
 
-static struct parts parts_of(const struct cst_stage_segment *s,
-                             const struct cst_coded_header *head) {
+static struct parts parts_of(const struct cst_stage_segment *s, const struct cst_coded_header *head,
+                             bool spun) {
     struct parts p = { .shape = cst_coded_shape(s, head->bits),
                        .heads = s->view->heads,
-                       .dims = s->view->dims };
+                       .dims = s->view->dims,
+                       .spun = spun };
 
     p.means = sizeof(*head) + p.shape.sink_bytes;
     p.norms = p.means + (head->flags & CST_CODED_MEAN ? 2 * (uint64_t)p.shape.channels : 0);
@@ -45,7 +53,7 @@ static struct parts parts_of(const struct cst_stage_segment *s,
     p.codes =
         p.sizes + (head->flags & CST_CODED_SKETCH ? 2 * (uint64_t)p.shape.coded * p.heads : 0);
     p.at_once = p.shape.padded / p.heads;
-    p.unit = p.dims & (p.dims - 1) ? 0 : cst_head_unit(p.dims);
+    p.unit = p.dims & (p.dims - 1) || spun ? 0 : cst_head_unit(p.dims);
     p.end = p.codes + p.shape.coded * p.shape.row_bytes;
     return p;
 }
@@ -84,6 +92,24 @@ static bool decode_sketches(const struct cst_coded_rows *rows, const struct part
     return true;
 }
 
+/* The same of stage SPUN; norms are in their row. */
+static void decode_spun(const struct cst_coded_rows *rows, const struct parts *p,
+                        const uint8_t *packed, const struct cst_coded_header *head,
+                        const float *norm, const float *mean, const struct cst_codec_ops *ops) {
+    const float *level = cst_lloyd_levels(head->bits);
+
+    ops->unpack(rows->codes, packed, p->shape.padded, head->bits);
+    for (uint32_t h = 0, c = 0; h < p->heads; h++) {
+        float *x = rows->x + c;
+
+        for (uint32_t d = 0; d < p->dims; d++)
+            x[d] = level[rows->codes[c + d]] * norm[h];
+        cst_head_spin_back(x, p->dims, ops);
+        for (uint32_t d = 0; d < p->dims; d++, c++)
+            x[d] += mean ? mean[c] : 0;
+    }
+}
+
 /* Coded token t as it was before its means were taken off, or without them (NULL), to rows->x.
  * Tokens go up from 0; norms are read for as many as fit into a row. */
 static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p, uint32_t t,
@@ -96,6 +122,10 @@ static bool decode_row(const struct cst_coded_rows *rows, const struct parts *p,
         return decode_sketches(rows, p, t, src, head, mean, ops);
     if (norm == rows->b && !read_norms(rows, p, t, src, head, ops))
         return false;
+    if (p->spun) {
+        decode_spun(rows, p, packed, head, norm, mean, ops);
+        return true;
+    }
     if (p->unit > 0) {
         ops->hadamard_row(rows->x, rows->codes, packed, level, head->bits, norm, mean, p->dims,
                           p->heads);
@@ -185,6 +215,54 @@ static bool encode_head(uint8_t *codes, uint8_t *norm, uint8_t *size, float *x,
                          head->exponent);
 }
 
+static void rotate(float *x, const struct parts *p, const struct cst_codec_ops *ops) {
+    if (p->spun)
+        cst_head_spin(x, p->dims, ops);
+    else
+        cst_head_transform(x, p->dims, ops);
+}
+
+/* Squared error of every SAMPLE-th token by the rotation of p, and in *energy what there is. Uses
+ * rows->a and the codes. */
+static double sample_error(const struct cst_coded_rows *rows, const struct parts *p,
+                           const struct cst_codebook *book, double *energy,
+                           const struct cst_codec_ops *ops) {
+    double error = 0;
+    float *x = rows->a;
+
+    *energy = 0;
+    for (uint32_t t = 0; t < p->shape.coded; t += SAMPLE) {
+        memcpy(x, rows->x + (size_t)t * p->shape.padded, p->shape.channels * sizeof(*x));
+        for (uint32_t c = 0; c < p->shape.channels; c += p->dims) {
+            float norm;
+
+            rotate(x + c, p, ops);
+            norm = cst_head_encode(rows->codes, x + c, p->dims, book, ops);
+            for (uint32_t d = 0; d < p->dims; d++) {
+                float e = x[c + d] - book->level[rows->codes[d]] * norm;
+
+                error += (double)(e * e);
+                *energy += (double)(x[c + d] * x[c + d]);
+            }
+        }
+    }
+    return error;
+}
+
+/* Whether heads behind the transform alone are so far from normal that another rotation pays. */
+static bool spinning_pays(const struct cst_coded_rows *rows, const struct parts *p, unsigned bits,
+                          const struct cst_codec_ops *ops) {
+    struct cst_codebook book;
+    struct parts spun = *p;
+    double energy, error;
+
+    cst_codebook_lloyd(&book, bits);
+    error = sample_error(rows, p, &book, &energy, ops);
+    spun.spun = true;
+    return error > SUSPECT * cst_codebook_distortion(true, bits) * energy &&
+           sample_error(rows, &spun, &book, &energy, ops) < LESS * error;
+}
+
 static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_coded_header *head,
                         const struct cst_coded_rows *rows, const struct cst_codec_ops *ops) {
     struct cst_codebook book;
@@ -196,7 +274,7 @@ static bool encode_rows(uint8_t *dst, const struct parts *p, const struct cst_co
         for (uint32_t h = 0; h < p->heads; h++) {
             size_t at = 2 * ((size_t)t * p->heads + h);
 
-            cst_head_transform(x + h * p->dims, p->dims, ops);
+            rotate(x + h * p->dims, p, ops);
             if (!encode_head(rows->codes + h * p->dims, dst + p->norms + at, dst + p->sizes + at,
                              x + h * p->dims, p, head, &book, ops))
                 return false;
@@ -255,7 +333,7 @@ static void choose_means(struct cst_coded_header *head, struct parts *p, struct 
 
         if (pays(energy, deviation, MEAN_BITS, p) && pays(left, deviation, OWN_BITS, p)) {
             head->flags |= CST_CODED_MEAN;
-            *p = parts_of(s, head);
+            *p = parts_of(s, head, false);
             take_means(rows->x, rows->a, p);
             return;
         }
@@ -267,40 +345,45 @@ static void choose_means(struct cst_coded_header *head, struct parts *p, struct 
 }
 
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
-                        unsigned bits, uint8_t flags, const struct cst_codec_work *w,
-                        float *error) {
+                        unsigned bits, uint8_t flags, const struct cst_codec_work *w, float *error,
+                        uint8_t *stage) {
     struct cst_coded_header head = { .bits = (uint8_t)bits,
                                      .flags = (flags & CST_CODED_SKETCH) |
                                               (s->rotated ? CST_CODED_UNROTATED : 0) };
     struct cst_coded_rows rows = cst_coded_rows(s, w);
-    struct parts p = parts_of(s, &head);
+    struct parts p = parts_of(s, &head, false);
     struct sums sums;
 
     if (p.end >= s->length || !cst_coded_load(&head, seg, s, w))
         return 0;
     sums = sums_init(w->b, p.shape.channels);
     choose_means(&head, &p, &sums, &rows, s, flags & CST_CODED_MEAN, w);
+    if (stage && !(flags & CST_CODED_SKETCH) && spinning_pays(&rows, &p, bits, w->ops))
+        p = parts_of(s, &head, true);
+    if (stage)
+        *stage = p.spun ? CST_STAGE_SPUN : CST_STAGE_LLOYD;
     if (!encode_rows(dst, &p, &head, &rows, w->ops) ||
         (head.flags & CST_CODED_MEAN && !put_means(dst, &p, &head, &rows, &sums, w->ops)))
         return 0;
     memcpy(dst, &head, sizeof(head));
     cst_stage_save_sinks(dst + sizeof(head), seg, s);
-    return cst_stage_finish(cst_lloyd_decode, dst, p.end, seg, s, w, error);
+    return cst_stage_finish(p.spun ? cst_spun_decode : cst_lloyd_decode, dst, p.end, seg, s, w,
+                            error);
 }
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
-                      size_t len, const struct cst_codec_work *w) {
+static bool decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src, size_t len,
+                   bool spun, const struct cst_codec_work *w) {
     struct cst_coded_rows rows = cst_coded_rows(s, w);
     struct cst_coded_header head;
     const float *mean;
     struct parts p;
 
-    if (!cst_coded_open(&head, seg, s, FLAGS, src, len, w) || head.group ||
-        head.bits < (head.flags & CST_CODED_SKETCH ? 2 : 1))
+    if (!cst_coded_open(&head, seg, s, spun ? FLAGS & ~CST_CODED_SKETCH : FLAGS, src, len, w) ||
+        head.group || head.bits < (head.flags & CST_CODED_SKETCH ? 2 : 1))
         return false;
-    p = parts_of(s, &head);
+    p = parts_of(s, &head, spun);
     if (len != p.end ||
         (head.flags & CST_CODED_MEAN &&
          !w->ops->halves(rows.a, src + p.means, cst_coded_unit(head.exponent), p.shape.channels)))
@@ -316,4 +399,14 @@ bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uin
         cst_coded_store(seg, s, s->sinks + t, rows.x, &head, w);
     }
     return true;
+}
+
+bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                      size_t len, const struct cst_codec_work *w) {
+    return decode(seg, s, src, len, false, w);
+}
+
+bool cst_spun_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                     size_t len, const struct cst_codec_work *w) {
+    return decode(seg, s, src, len, true, w);
 }

@@ -6,20 +6,6 @@
 
 #include <math.h>
 
-/* 1 or -1 for dimension j of a head: the lowest bit of murmur3's finalizer of j + 1. */
-static float sign_of(uint32_t j) {
-    uint32_t h = j + 1;
-
-    h = (h ^ h >> 16) * 0x85ebca6bu;
-    h = (h ^ h >> 13) * 0xc2b2ae35u;
-    return (h ^ h >> 16) & 1 ? -1 : 1;
-}
-
-static void change_signs(float *x, uint32_t dims) {
-    for (uint32_t j = 0; j < dims; j++)
-        x[j] *= sign_of(j);
-}
-
 /* The norm of least error, which leaves the smallest residual. */
 float cst_sketch_codes(uint8_t *codes, const float *x, uint32_t dims,
                        const struct cst_codebook *book, const struct cst_codec_ops *ops) {
@@ -44,7 +30,7 @@ float cst_sketch_signs(uint8_t *codes, float *x, uint32_t dims, const struct cst
         x[j] -= book->level[codes[j]] * norm;
         energy += (double)x[j] * (double)x[j];
     }
-    change_signs(x, dims);
+    cst_head_signs(x, dims, 0);
     cst_head_transform(x, dims, ops);
     for (uint32_t j = 0; j < dims; j++) {
         codes[j] |= (uint8_t)((x[j] < 0) << book->bits);
@@ -60,7 +46,7 @@ void cst_sketch_decode(float *x, const uint8_t *codes, uint32_t dims, unsigned b
     for (uint32_t j = 0; j < dims; j++)
         x[j] = codes[j] >> (bits - 1) ? -size : size;
     cst_head_transform(x, dims, ops);
-    change_signs(x, dims);
+    cst_head_signs(x, dims, 0);
     for (uint32_t j = 0; j < dims; j++)
         x[j] += level[codes[j] & ((1u << (bits - 1)) - 1)] * norm;
     cst_head_transform(x, dims, ops);

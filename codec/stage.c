@@ -37,8 +37,8 @@ struct cst_stream cst_stream_encode_bytes(uint8_t *dst, const uint8_t *src, uint
 static bool leans(const uint8_t *stream, uint8_t stage) {
     const struct cst_coded_header *head = (const void *)stream;
 
-    return stage == CST_STAGE_KLT ||
-           (stage == CST_STAGE_LLOYD && head->flags & CST_CODED_SIDE_MEAN);
+    return stage == CST_STAGE_KLT || ((stage == CST_STAGE_LLOYD || stage == CST_STAGE_SPUN) &&
+                                      head->flags & CST_CODED_SIDE_MEAN);
 }
 
 /* Puts the outliers of a segment behind its stream. */
@@ -71,14 +71,15 @@ static struct cst_stream encode_lossy(uint8_t *dst, const uint8_t *src,
     else if (recipe.stage == CST_STAGE_GROUPS)
         s.length = cst_groups_encode(dst, src, seg, &groups, w, &s.error);
     else if (recipe.stage == CST_STAGE_LLOYD)
-        s.length = cst_lloyd_encode(dst, src, seg, recipe.bits, recipe.flags, w, &s.error);
+        s.length =
+            cst_lloyd_encode(dst, src, seg, recipe.bits, recipe.flags, w, &s.error, &s.stage);
     else if (recipe.stage == CST_STAGE_POLAR)
         s.length = cst_polar_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_TUCKER)
         s.length = cst_tucker_encode(dst, src, seg, w, &s.error);
     else if (recipe.stage == CST_STAGE_KLT)
         s.length = cst_klt_encode(dst, src, seg, w, &s.error);
-    s.leans = s.length && leans(dst, recipe.stage);
+    s.leans = s.length && leans(dst, s.stage);
     if (s.length)
         append_outliers(&s, dst, src, seg, w);
     return s;
@@ -121,12 +122,12 @@ struct cst_stream cst_stream_encode(uint8_t *dst, const uint8_t *seg,
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 bool cst_stage_known(uint8_t stage, bool layered) {
-    return stage <= CST_STAGE_POLAR || stage == CST_STAGE_EXPONENTS ||
+    return stage <= CST_STAGE_POLAR || stage == CST_STAGE_EXPONENTS || stage == CST_STAGE_SPUN ||
            (layered && (stage == CST_STAGE_TUCKER || stage == CST_STAGE_KLT));
 }
 
 bool cst_stage_is_lossy(uint8_t stage) {
-    return stage >= CST_STAGE_INT8 && stage <= CST_STAGE_KLT;
+    return (stage >= CST_STAGE_INT8 && stage <= CST_STAGE_KLT) || stage == CST_STAGE_SPUN;
 }
 
 bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
@@ -135,6 +136,7 @@ bool cst_stage_is_unrotated(uint8_t stage, const uint8_t *src, size_t len) {
     switch (stage) {
     case CST_STAGE_GROUPS:
     case CST_STAGE_LLOYD:
+    case CST_STAGE_SPUN:
     case CST_STAGE_POLAR:
     case CST_STAGE_TUCKER:
         return len >= sizeof(*head) && head->flags & CST_CODED_UNROTATED;
@@ -168,6 +170,8 @@ static bool decode_segment(uint8_t *dst, uint64_t n, const struct cst_stage_segm
         return seg && seg->view && cst_groups_decode(dst, seg, src, len, w);
     case CST_STAGE_LLOYD:
         return seg && seg->view && cst_lloyd_decode(dst, seg, src, len, w);
+    case CST_STAGE_SPUN:
+        return seg && seg->view && cst_spun_decode(dst, seg, src, len, w);
     case CST_STAGE_POLAR:
         return seg && seg->view && cst_polar_decode(dst, seg, src, len, w);
     case CST_STAGE_TUCKER:

@@ -164,11 +164,16 @@ bool cst_groups_decode(uint8_t *seg, const struct cst_stage_segment *s, const ui
 
 /* LLOYD: each head, keys turned back, Hadamard transformed, codes of 1 to 8 bits of the values over
  * one norm. flags: MEAN, less the channel means where they save more than they take; SKETCH, of 2
- * bits and more. */
+ * bits and more. SPUN: the same behind cst_head_spin(), for heads that a transform alone doesn't
+ * make normal; encode takes it where it errs less and says in *stage which one it was; NULL: LLOYD
+ * whatever it errs. */
 size_t cst_lloyd_encode(uint8_t *dst, const uint8_t *seg, const struct cst_stage_segment *s,
-                        unsigned bits, uint8_t flags, const struct cst_codec_work *w, float *error);
+                        unsigned bits, uint8_t flags, const struct cst_codec_work *w, float *error,
+                        uint8_t *stage);
 bool cst_lloyd_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
                       size_t len, const struct cst_codec_work *w);
+bool cst_spun_decode(uint8_t *seg, const struct cst_stage_segment *s, const uint8_t *src,
+                     size_t len, const struct cst_codec_work *w);
 
 /*
  * TUCKER (codec/tucker.h), in layered frames only: a segment as its part of a decomposition that

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum content { MODEL, RANDOM, ZERO, WAVES, SIDE };
+enum content { MODEL, RANDOM, ZERO, WAVES, SIDE, LEVEL };
 
 struct good {
     const char *name;
@@ -184,6 +184,14 @@ static const struct good goods[] = {
       SIDE,
       &narrow,
       .learned = 14 },
+    { "turboquant-bf16-spun",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 1, 1, 80, 0 },
+      { CST_PRESET_TURBOQUANT, 40, 2, 1 },
+      LEVEL },
+    { "turboquant-f16-spun-3-2",
+      { CASE_HEADS, CST_DTYPE_F16, 16, 1, 2, 32, 3 },
+      { CST_PRESET_TURBOQUANT, 16, 64, 1, 3, 2 },
+      LEVEL },
     { "int8-f16-outliers",
       { CASE_TRANSPOSED, CST_DTYPE_F16, 32, 1, 2, 40, 0 },
       { CST_PRESET_INT8, 32, 64, 1 },
@@ -275,6 +283,7 @@ static const struct bad bads[] = {
     { "bad-klt-step", CST_CODEC_E_CORRUPT, STREAMS + 7, 0xff, 0, true, DEEP },
     { "bad-klt-rope", CST_CODEC_E_CORRUPT, STREAMS + 8, 0, 0, true, DEEP },
     { "bad-side-check", CST_CODEC_E_SIDE, 56, 0, 0, true, DEEP },
+    { "bad-spun-sketch", CST_CODEC_E_CORRUPT, HEAD + 32, 128, 0, true, "turboquant-bf16-spun" },
     { "bad-outliers-count", CST_CODEC_E_CORRUPT, HEAD + 2, 3, 0, true, OUTLIERS },
     { "bad-outliers-stage", CST_CODEC_E_VERSION, HEAD + 2, 1, 0, true },
     { "bad-cut", CST_CODEC_E_CORRUPT, 0, 'C', -1, false },
@@ -310,6 +319,22 @@ static void fill_waves(struct case_block *c, const struct good *g) {
                                        2 * sinf(.07f * (float)(t * (1 + h))) *
                                            cosf(.3f * (float)(d + i)) +
                                        sinf(.2f * (float)t + (float)d));
+            }
+        }
+    }
+}
+
+/* All values of a head raised or lowered by the same, as no channel's mean tells. */
+static void fill_levels(struct case_block *c, const struct good *g) {
+    case_fill_model(c, g->shape.dims, g->params.tokens);
+    for (uint32_t i = 0; i < c->desc.n_segments; i++) {
+        for (uint32_t t = 0; t < g->params.tokens; t++) {
+            for (uint32_t k = 0; k < g->shape.heads * g->shape.dims; k++) {
+                uint32_t h = k / g->shape.dims, d = k % g->shape.dims;
+
+                case_set_value(c, i, t, h, d,
+                               case_value(c, c->block, i, t, h, d) +
+                                   4 * sinf(1.3f * (float)t + (float)(h + i)));
             }
         }
     }
@@ -368,6 +393,8 @@ static struct case_block *make(const struct good *g) {
         case_fill_random(c, g->shape.dims);
     else if (g->content == WAVES)
         fill_waves(c, g);
+    else if (g->content == LEVEL)
+        fill_levels(c, g);
     if (g->content == SIDE) {
         take_side(c, g);
         side_case_fill(c, 1, p.tokens);

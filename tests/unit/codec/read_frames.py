@@ -20,7 +20,7 @@ from pathlib import Path
 
 OPAQUE, F32, F16, BF16 = range(4)
 RAW, ZERO, ZSTD, PLANES, INT8, GROUPS, LLOYD, POLAR = range(8)
-TUCKER, KLT, EXPONENTS = 8, 9, 10
+TUCKER, KLT, EXPONENTS, SPUN = 8, 9, 10, 11
 TURBOQUANT, JOLT, DEEP = 6, 8, 12
 UNROTATED, MEAN, ZEROS, BY_CHANNEL, FACTORS, LLOYD_MAX, SKETCH = 1, 2, 4, 8, 16, 32, 128
 SIZE = {OPAQUE: 1, F32: 4, F16: 2, BF16: 2}
@@ -349,10 +349,25 @@ def sketched_head(codes, bits, norm, size):
                         for j, (q, x) in enumerate(zip(codes, z))])
 
 
-def lloyd(*args):
+def spun_head(codes, level, norm):
+    x, dims = [norm * level[q] for q in codes], len(codes)
+    n = 1 << dims.bit_length() - 1
+    if n < dims:
+        x = x[:dims - n] + transformed(x[dims - n:])
+        x = [random_sign(dims + j) * v for j, v in enumerate(x)]
+    x = transformed(x[:n]) + x[n:]
+    return [random_sign(j) * v for j, v in enumerate(x)]
+
+
+def spun(*args):
+    return lloyd(*args, coded_head=spun_head)
+
+
+def lloyd(*args, coded_head=head):
     s = Coded(*args)
     sketch = s.flags & SKETCH
     need(not s.flags & ~(UNROTATED | MEAN | SKETCH) and s.group == 0)
+    need(not sketch or coded_head is head)
     need(s.bits >= (2 if sketch else 1))
     means = s.halves(s.channels) if s.flags & MEAN else [0] * s.channels
     heads = s.channels // s.dims
@@ -363,7 +378,7 @@ def lloyd(*args):
         for h in range(heads):
             mine, i = codes[h * s.dims:(h + 1) * s.dims], t * heads + h
             row += sketched_head(mine, s.bits, norms[i], sizes[i]) if sketch else \
-                head(mine, levels(s.bits), norms[i])
+                coded_head(mine, levels(s.bits), norms[i])
         values.append([x + m for x, m in zip(row, means)])
     return s.block(values)
 
@@ -773,7 +788,7 @@ def stream(layout, seg, tokens, first_position, stage, data, n):
         return planes(layout, seg, tokens, data)
     if stage == EXPONENTS:
         return exponents(layout, seg, tokens, data)
-    coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd, POLAR: polar}[stage]
+    coding = {INT8: int8, GROUPS: groups, LLOYD: lloyd, POLAR: polar, SPUN: spun}[stage]
     return coding(layout, seg, tokens, first_position, data)
 
 
@@ -832,8 +847,9 @@ def decode(frame, layout, side=None):
         stage, stage_version, kept, length, crc, _ = struct.unpack_from("<BBHIIf", frame, 64 + 16 * i)
         start = -(-at // 16) * 16
         need(start + length <= frame_bytes and not any(frame[at:start]))
-        need(stage <= POLAR or stage == EXPONENTS or layered and stage in (TUCKER, KLT), "version")
-        need(stage_version == 1 and (not kept or INT8 <= stage <= KLT), "version")
+        need(stage <= POLAR or stage in (EXPONENTS, SPUN) or layered and stage in (TUCKER, KLT),
+             "version")
+        need(stage_version == 1 and (not kept or INT8 <= stage <= KLT or stage == SPUN), "version")
         at = start + length
         data = frame[start:at]
         need(crc32c(data) == crc)

@@ -48,7 +48,7 @@ static size_t encode(struct case_block *c, struct case_stage *stage, const struc
         groups.flags &= (uint8_t)~CST_CODED_UNROTATED;
     if (scheme->lloyd)
         return cst_lloyd_encode(c->frame, src, &stage->s, scheme->bits,
-                                scheme->means ? CST_CODED_MEAN : 0, &stage->w, error);
+                                scheme->means ? CST_CODED_MEAN : 0, &stage->w, error, NULL);
     return cst_groups_encode(c->frame, src, &stage->s, &groups, &stage->w, error);
 }
 

@@ -73,7 +73,7 @@ static size_t encode(const struct stage_row *row, bool key, uint8_t *dst, const 
         return cst_groups_encode(dst, src, s, key ? &row->k_groups : &row->v_groups, w, &error);
     default:
         return cst_lloyd_encode(dst, src, s, row->bits, row->means == OWN ? CST_CODED_MEAN : 0, w,
-                                &error);
+                                &error, NULL);
     }
 }
 
