@@ -289,6 +289,7 @@ static int unwrap_all(struct cst_seg *seg, struct cst_disk_keys *head) {
             memcpy(ns->key, w->key, KEY);
             ns->has_key = true;
         }
+        OPENSSL_cleanse(w->key, KEY);
     }
     OPENSSL_cleanse(&seal, sizeof(seal));
     return r;
@@ -343,31 +344,35 @@ static int find_ephemeral(struct cst_seg *seg, const struct cst_disk_keys *head,
     return ROOT_ABSENT;
 }
 
-static int open_ephemeral(struct cst_seg *seg, struct cst_disk_keys *head) {
-    uint8_t root[KEY];
-    int r = find_ephemeral(seg, head, root);
-
-    if (r < 0)
-        return r;
-    if (r) {
-        cst_seg_note(seg, "the disk tier's ephemeral key is gone (a reboot?): what was on disk "
-                          "can't be read any more and is free");
-        return keys_start(seg);
-    }
-    if (seg->keys.ephemeral) {
-        memcpy(seg->keys.root, root, KEY);
-        return unwrap_all(seg, head);
-    }
-    /* from now on under the key file */
+/* The keys were wrapped with an ephemeral root; from now on the key file's is the root. */
+static int rewrap(struct cst_seg *seg, struct cst_disk_keys *head, const uint8_t root[KEY]) {
     uint8_t external[KEY];
+    int r;
 
     memcpy(external, seg->keys.root, KEY);
     memcpy(seg->keys.root, root, KEY);
     r = unwrap_all(seg, head);
     memcpy(seg->keys.root, external, KEY);
     OPENSSL_cleanse(external, sizeof(external));
-    OPENSSL_cleanse(root, sizeof(root));
     return r ? r : keys_save(seg);
+}
+
+static int open_ephemeral(struct cst_seg *seg, struct cst_disk_keys *head) {
+    uint8_t root[KEY];
+    int r = find_ephemeral(seg, head, root);
+
+    if (r > 0) {
+        cst_seg_note(seg, "the disk tier's ephemeral key is gone (a reboot?): what was on disk "
+                          "can't be read any more and is free");
+        r = keys_start(seg);
+    } else if (!r && seg->keys.ephemeral) {
+        memcpy(seg->keys.root, root, KEY);
+        r = unwrap_all(seg, head);
+    } else if (!r) {
+        r = rewrap(seg, head, root);
+    }
+    OPENSSL_cleanse(root, sizeof(root));
+    return r;
 }
 
 static int open_known(struct cst_seg *seg, struct cst_disk_keys *head, size_t n, char *message,
