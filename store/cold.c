@@ -27,16 +27,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     PATH_MAX_BLOCKS = 64, /* of one chain that are begun at once */
     AHEAD = 64,           /* victims of a space that are written before their memory is needed */
 };
-
-uint64_t cst_cold_unix(void) {
-    return (uint64_t)time(NULL);
-}
 
 /* ---- accounts ---- */
 
@@ -128,6 +123,7 @@ static void read_done(struct cst_seg_read *read, int status);
 
 /* It has its buffer. */
 static void begin_read(struct cst_cold *c, struct cst_cold_read *r) {
+    assert(cst_seg_read_bytes(c->seg, r->block->cold) <= r->bytes); /* moves don't change it */
     c->held++;
     cst_list_unlink(&r->link);
     cst_disk_rate_begin(&c->rate, cst_store_now(c->store));
@@ -328,7 +324,7 @@ static void fill_record(struct cst_cold_spill *s, struct cst_block *b, const str
         .preset = f->preset,
         .error = f->error,
         .block_crc = b->crc,
-        .born = cst_cold_unix() - (cst_store_now(store) - b->born_ns) / CST_NS_PER_S,
+        .born = cst_seg_unix(store->cold->seg) - (cst_store_now(store) - b->born_ns) / CST_NS_PER_S,
     };
     if (f->side) {
         s->version = f->side->side.version;
@@ -557,5 +553,7 @@ uint64_t cst_cold_pinned_until(void *arg, void *owner) {
     if (!b->pinned_until || b->pinned_until == UINT64_MAX)
         return b->pinned_until; /* without the time: asked of every record */
     now = cst_store_now(b->space->store);
-    return b->pinned_until <= now ? 0 : cst_cold_unix() + (b->pinned_until - now) / CST_NS_PER_S;
+    if (b->pinned_until <= now)
+        return 0;
+    return cst_seg_unix(b->space->store->cold->seg) + (b->pinned_until - now) / CST_NS_PER_S;
 }

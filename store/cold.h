@@ -74,8 +74,6 @@ void cst_cold_ahead_end(struct cst_cold_read *r);
 /* It has arrived and nobody waits: it is for a slot, served by cst_room_serve(). */
 void cst_cold_keep(struct cst_block *b, struct cst_cold_read *r);
 
-uint64_t cst_cold_unix(void); /* seconds since 1970 */
-
 /* An operation on disk keeps the space; finish() ends what cst_store_enter() began. */
 void cst_cold_begin(struct cst_space *space);
 void cst_cold_finish(struct cst_space *space);

@@ -161,7 +161,7 @@ static int add(struct cst_space *space, const struct cst_seg_record *r, struct c
 }
 
 static void pin(struct cst_space *space, const struct cst_seg_record *r) {
-    uint64_t now = cst_cold_unix(), until = r->pinned_until;
+    uint64_t now = cst_seg_unix(space->store->cold->seg), until = r->pinned_until;
 
     if (until > now)
         (void)cst_space_pin(
@@ -223,7 +223,7 @@ void cst_store_disk_recover(struct cst_store *store, void (*done)(void *arg, int
 
     c->recovered = done;
     c->arg = arg;
-    c->start_unix = cst_cold_unix();
+    c->start_unix = cst_seg_unix(c->seg);
     c->start_ns = cst_store_now(store);
     cst_seg_recover(c->seg, told, c);
 }
@@ -256,6 +256,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
     struct cst_seg_env env = {
         .aio = options->aio,
         .clock = store->env.clock,
+        .unix_s = store->env.unix_s,
         .random = store->env.random,
         .jobs = store->env.jobs,
         .user = { .found = found,

@@ -168,6 +168,8 @@ int cst_seg_open(struct cst_seg **out, const struct cst_seg_options *options,
  * with the first record that has one. */
 void cst_seg_recover(struct cst_seg *seg, void (*done)(void *arg, int status), void *arg);
 
+/* Seconds since 1970, of env.unix_s. */
+uint64_t cst_seg_unix(const struct cst_seg *seg);
 /* Operations of all kinds under way. */
 size_t cst_seg_busy(const struct cst_seg *seg);
 /* Care; call about every 100 ms, less often only while it answers false. */

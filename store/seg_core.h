@@ -18,6 +18,7 @@ enum {
     CST_SEG_CHECKPOINT_S = 60,     /* at most so often, if there is something to say */
     CST_SEG_ALLOCATE_RETRY_S = 60, /* after the file system was full */
     CST_SEG_SPACES_MAX = 4096,
+    CST_SEG_NAMESPACES_MAX = 16384, /* a purged one counts until the next start */
     CST_SEG_FILES_DEFAULT = 1024,
 };
 
@@ -72,6 +73,7 @@ struct cst_seg_segment {
 
 struct cst_seg_ns {
     struct cst_seg *seg;
+    struct cst_hnode by_name; /* seg->ns_map */
     struct cst_list link;     /* seg->namespaces */
     struct cst_list segments; /* with its content */
     struct cst_list writes;   /* in the order in which they come to exist */
@@ -165,7 +167,8 @@ struct cst_seg {
     struct cst_list free;
     uint32_t n_free;
     struct cst_list namespaces, spaces;
-    struct cst_hashmap space_map;
+    struct cst_hashmap ns_map, space_map;
+    bool told_full; /* of namespaces */
     uint32_t n_spaces;
     struct cst_seg_keys keys;
     struct cst_seg_ring ring;
@@ -190,7 +193,6 @@ static inline uint64_t cst_seg_now(const struct cst_seg *seg) {
     return cst_now_ns(seg->env.clock);
 }
 
-uint64_t cst_seg_unix(const struct cst_seg *seg);
 /* printf to user.note(). */
 CST_PRINTF(2, 3) void cst_seg_note(struct cst_seg *seg, const char *format, ...);
 

@@ -86,6 +86,7 @@ enum cst_event {
 
 struct cst_store_env {
     const struct cst_clock *clock;
+    uint64_t (*unix_s)(void); /* seconds since 1970, for what outlives a run; NULL: time() */
     struct cst_random *random;
     struct cst_jobs *jobs;
     const struct cst_mem_ops *mem;
