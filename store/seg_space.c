@@ -2,8 +2,9 @@
 /*
  * Owns what the engine knows of namespaces and spaces.
  * Invariants: 1. one space for each identity; it lives while the user or a segment refers to it;
- * 2. namespaces live as long as the engine: there is one for each name that was ever used.
- * Loop thread only.
+ * 2. namespaces live as long as the engine: there is one for each name that has a key or a segment,
+ * or was used since, so that a purge finds it; at most CST_SEG_NAMESPACES_MAX, what comes then
+ * stays in memory. Loop thread only.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -12,6 +13,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <openssl/crypto.h>
 
 void cst_seg_identity(uint8_t out[32], const uint8_t fingerprint[32], enum cst_kind kind,
                       enum cst_class klass, const char *namespace_name) {
@@ -28,26 +30,52 @@ void cst_seg_identity(uint8_t out[32], const uint8_t fingerprint[32], enum cst_k
     cst_sha256_final(&h, out);
 }
 
+struct name {
+    const char *text;
+    size_t n;
+};
+
+static uint64_t name_hash(const char *text, size_t n) {
+    uint8_t hash[32];
+
+    cst_sha256(text, n, hash); /* clients may choose it */
+    return cst_load64(hash);
+}
+
+static bool name_is(const struct cst_hnode *node, const void *key) {
+    const struct cst_seg_ns *ns = cst_container_of(node, struct cst_seg_ns, by_name);
+    const struct name *name = key;
+
+    return strlen(ns->name) == name->n && !memcmp(ns->name, name->text, name->n);
+}
+
 struct cst_seg_ns *cst_seg_ns_find(const struct cst_seg *seg, const char *name, size_t n) {
-    const struct cst_list *it;
+    struct cst_hnode *node =
+        cst_hashmap_find(&seg->ns_map, name_hash(name, n), name_is, &(struct name){ name, n });
 
-    for (it = seg->namespaces.next; it != &seg->namespaces; it = it->next) {
-        struct cst_seg_ns *ns = cst_list_entry((struct cst_list *)it, struct cst_seg_ns, link);
+    return node ? cst_container_of(node, struct cst_seg_ns, by_name) : NULL;
+}
 
-        if (strlen(ns->name) == n && !memcmp(ns->name, name, n))
-            return ns;
-    }
-    return NULL;
+static bool is_full(struct cst_seg *seg) {
+    if (seg->ns_map.count < CST_SEG_NAMESPACES_MAX)
+        return false;
+    if (!seg->told_full)
+        cst_seg_note(seg,
+                     "the disk tier knows %u namespaces, and takes no more: purge those that are "
+                     "not used any more and restart the daemon",
+                     CST_SEG_NAMESPACES_MAX);
+    seg->told_full = true;
+    return true;
 }
 
 struct cst_seg_ns *cst_seg_ns_get(struct cst_seg *seg, const char *name, size_t n) {
     struct cst_seg_ns *ns = cst_seg_ns_find(seg, name, n);
 
-    if (ns || !n || n > CST_DISK_NAMESPACE_MAX || memchr(name, 0, n))
+    if (ns || !n || n > CST_DISK_NAMESPACE_MAX || memchr(name, 0, n) || is_full(seg))
         return ns;
     ns = cst_calloc(1, sizeof(*ns));
-    if (!ns)
-        return NULL;
+    if (!ns || cst_hashmap_insert(&seg->ns_map, &ns->by_name, name_hash(name, n)))
+        return cst_free(ns);
     ns->seg = seg;
     memcpy(ns->name, name, n);
     cst_list_init(&ns->segments);
@@ -124,12 +152,13 @@ void cst_seg_spaces_free(struct cst_seg *seg) {
         cst_free(cst_list_entry(it, struct cst_seg_space, link));
     }
     cst_hashmap_deinit(&seg->space_map);
+    cst_hashmap_deinit(&seg->ns_map);
     cst_list_for_each_safe (it, tmp, &seg->namespaces) {
         struct cst_seg_ns *ns = cst_list_entry(it, struct cst_seg_ns, link);
 
         assert(cst_list_is_empty(&ns->writes));
         cst_list_unlink(it);
-        memset(ns->key, 0, sizeof(ns->key));
+        OPENSSL_cleanse(ns->key, sizeof(ns->key));
         cst_free(ns);
     }
 }

@@ -304,6 +304,34 @@ static void test_many_namespaces(void **state) {
     seg_world_free(w);
 }
 
+/* As many as a directory takes, all found by name; the next one stays out and is told of once. */
+static void test_too_many_namespaces(void **state) {
+    enum { MOST = 16384 }; /* of the engine */
+    struct seg_world *w = seg_world_new(11, CST_SEG_CRYPT_OFF);
+    struct cst_seg_account account;
+    struct cst_seg_space *space;
+    char name[16];
+
+    (void)state;
+    assert_int_equal(seg_world_start(w), 0); /* which has opened spaces of uid-1 */
+    for (uint32_t i = 2; i <= MOST + 2; i++) {
+        (void)snprintf(name, sizeof(name), "uid-%u", i);
+        assert_int_equal(cst_seg_space_open(w->seg, name, CST_KIND_TOKENS, CST_CLASS_LOSSLESS,
+                                            "canonical", 9, &space) != 0,
+                         i > MOST);
+        if (i <= MOST)
+            (void)cst_seg_space_unref(space);
+    }
+    assert_int_equal(w->n_notes, 1);
+    assert_non_null(strstr(w->notes, "knows 16384 namespaces"));
+    assert_int_equal(seg_world_put(w, 0, -1, 0, 3000), 0);
+    cst_seg_account(w->seg, "uid-1", &account);
+    assert_int_equal(account.records, 1);
+    cst_seg_account(w->seg, "uid-77777", &account);
+    assert_int_equal(account.records, 0);
+    seg_world_free(w);
+}
+
 /* Budget, hits, size, the disk's end, and the breaker. */
 static void test_admission(void **state) {
     struct seg_world *w = seg_world_new(7, CST_SEG_CRYPT_OFF);
@@ -383,17 +411,12 @@ static void test_refused_leaves_no_trace(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_eviction),
-        cmocka_unit_test(test_killed_while_refilled),
-        cmocka_unit_test(test_parents_first),
-        cmocka_unit_test(test_side_data),
-        cmocka_unit_test(test_namespaces),
-        cmocka_unit_test(test_purge_busy),
-        cmocka_unit_test(test_many_namespaces),
-        cmocka_unit_test(test_admission),
-        cmocka_unit_test(test_refused_leaves_no_trace),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_eviction),        cmocka_unit_test(test_killed_while_refilled),
+        cmocka_unit_test(test_parents_first),   cmocka_unit_test(test_side_data),
+        cmocka_unit_test(test_namespaces),      cmocka_unit_test(test_purge_busy),
+        cmocka_unit_test(test_many_namespaces), cmocka_unit_test(test_too_many_namespaces),
+        cmocka_unit_test(test_admission),       cmocka_unit_test(test_refused_leaves_no_trace),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
