@@ -11,7 +11,7 @@
  *      descriptor is readable while `ended`, `judged` or a backend's own list holds something.
  *   3. An operation's result is judged here and nowhere else: backends report what the kernel said.
  * One thread: its owner's. Reads and the rest have queues of their own, so that a fetch never waits
- * behind a spill.
+ * behind a spill; so have short writes.
  */
 #include "store/io.h"
 
@@ -44,8 +44,9 @@ int cst_aio_init(struct cst_aio *aio, const struct cst_aio_backend *backend, uns
         cst_list_init(&aio->queue[i]);
     cst_list_init(&aio->ended);
     cst_list_init(&aio->judged);
-    aio->depth[0] = CST_MIN(read_depth ? read_depth : READ_DEPTH, DEPTH_MAX);
-    aio->depth[1] = CST_MIN(write_depth ? write_depth : WRITE_DEPTH, DEPTH_MAX);
+    aio->depth[CST_AIO_READS] = CST_MIN(read_depth ? read_depth : READ_DEPTH, DEPTH_MAX);
+    aio->depth[CST_AIO_WRITES] = CST_MIN(write_depth ? write_depth : WRITE_DEPTH, DEPTH_MAX);
+    aio->depth[CST_AIO_SHORT_WRITES] = aio->depth[CST_AIO_WRITES];
     aio->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return aio->event_fd < 0 ? cst_err(-errno) : 0;
 }
@@ -71,11 +72,20 @@ int cst_aio_new(struct cst_aio **out, const struct cst_aio_options *options, cha
     return r;
 }
 
+static unsigned in_flight(const struct cst_aio *aio) {
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < CST_AIO_LANES; i++)
+        n += aio->in_flight[i];
+    return n;
+}
+
 struct cst_aio *cst_aio_free(struct cst_aio *aio) {
     if (!aio)
         return NULL;
-    assert(!aio->files && !aio->in_flight[0] && !aio->in_flight[1]);
-    assert(cst_list_is_empty(&aio->queue[0]) && cst_list_is_empty(&aio->queue[1]));
+    assert(!aio->files && !in_flight(aio));
+    for (unsigned i = 0; i < CST_AIO_LANES; i++)
+        assert(cst_list_is_empty(&aio->queue[i]));
     aio->backend->free(aio);
     return NULL;
 }
@@ -86,7 +96,7 @@ const char *cst_aio_name(const struct cst_aio *aio) {
 
 void cst_aio_stats(const struct cst_aio *aio, struct cst_aio_stats *out) {
     *out = aio->stats;
-    out->in_flight = aio->in_flight[0] + aio->in_flight[1];
+    out->in_flight = in_flight(aio);
 }
 
 bool cst_aio_register(struct cst_aio *aio, void *base, size_t length) {
@@ -326,8 +336,10 @@ size_t cst_aio_reap(struct cst_aio *aio) {
 }
 
 static bool is_idle(const struct cst_aio *aio) {
-    return !aio->in_flight[0] && !aio->in_flight[1] && cst_list_is_empty(&aio->queue[0]) &&
-           cst_list_is_empty(&aio->queue[1]) && cst_list_is_empty(&aio->judged);
+    for (unsigned i = 0; i < CST_AIO_LANES; i++)
+        if (!cst_list_is_empty(&aio->queue[i]))
+            return false;
+    return !in_flight(aio) && cst_list_is_empty(&aio->judged);
 }
 
 size_t cst_aio_wait(struct cst_aio *aio, int timeout_ms) {

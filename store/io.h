@@ -5,8 +5,9 @@
  * One thread owns an aio (the loop thread; in a test the test). An operation is submitted with
  * cst_aio_submit(), started by cst_aio_kick() as far as the depths allow, and ends with exactly one
  * done() from inside cst_aio_reap() or cst_aio_wait(), never from submit or kick. done() may submit
- * again. Operations start in the order of their submission, reads and the others apart; they end in
- * any order. Nothing orders a read after a write of the same range but waiting for its done().
+ * again. Operations start in the order of their submission, reads, short writes and the others
+ * apart; they end in any order. Nothing orders a read after a write of the same range but waiting
+ * for its done().
  *
  * All or nothing: res 0 means that every byte was transferred. A short transfer, EINTR and EAGAIN
  * are tried again here, always as the whole range, CST_AIO_TRIES times in all; then it is an error,
@@ -38,7 +39,8 @@ enum {
 };
 
 enum {
-    CST_AIO_ALIGN = 4096, /* of offset, length and data of files without CST_AIO_BUFFERED */
+    CST_AIO_ALIGN = 4096,     /* of offset, length and data of files without CST_AIO_BUFFERED */
+    CST_AIO_SHORT = 64 << 10, /* longest short write */
     CST_AIO_TRIES = 3,
     CST_AIO_FILES_MAX = 4096, /* open at a time, at least */
     CST_AIO_REGIONS_MAX = 16,
@@ -77,9 +79,11 @@ struct cst_aio_options {
     const char *directory; /* exists */
     enum cst_aio_kind
         kind; /* AUTO: io_uring, or threads where that is refused or a sanitizer runs */
-    unsigned read_depth, write_depth; /* in flight at most; 0: 16 and 4. Others count as writes */
-    unsigned threads;                 /* of the pool; 0: 8 */
-    bool buffered;                    /* never O_DIRECT */
+    /* In flight at most; 0: 16 and 4. Short writes have write_depth places of their own: headers
+     * don't take those of payloads. Operations that transfer nothing count as long writes. */
+    unsigned read_depth, write_depth;
+    unsigned threads; /* of the pool; 0: 8 */
+    bool buffered;    /* never O_DIRECT */
 };
 
 /* 0; CST_AIO_E_ABSENT (no directory); CST_AIO_E_REFUSED (kind URING only; `why` then says it in a

@@ -389,7 +389,8 @@ int cst_aio_new_fault(struct cst_aio **out, struct cst_aio *inner, uint64_t seed
 
     if (!f)
         return cst_err(-ENOMEM);
-    r = cst_aio_init(&f->aio, &fault_backend, inner->depth[0], inner->depth[1]);
+    r = cst_aio_init(&f->aio, &fault_backend, inner->depth[CST_AIO_READS],
+                     inner->depth[CST_AIO_WRITES]);
     if (r) {
         cst_free(f);
         return r;

@@ -10,11 +10,14 @@ struct cst_aio_region {
     bool registered;
 };
 
+/* Operations that wait for each other's places only. */
+enum cst_aio_lane { CST_AIO_READS, CST_AIO_WRITES, CST_AIO_SHORT_WRITES, CST_AIO_LANES };
+
 /* A backend's object starts with this. */
 struct cst_aio {
     const struct cst_aio_backend *backend;
-    struct cst_list queue[2]; /* submitted, not started: reads, the others */
-    unsigned in_flight[2], depth[2];
+    struct cst_list queue[CST_AIO_LANES]; /* submitted, not started */
+    unsigned in_flight[CST_AIO_LANES], depth[CST_AIO_LANES];
     struct cst_list ended;  /* res is what the backend says */
     struct cst_list judged; /* res is what done() is told; not in flight any more */
     int event_fd;
@@ -57,8 +60,17 @@ struct cst_aio_backend {
     int (*space)(struct cst_aio *aio, uint64_t *out);
 };
 
-static inline unsigned cst_aio_lane(const struct cst_aio_op *op) {
-    return op->code != CST_AIO_READ;
+static inline enum cst_aio_lane cst_aio_lane(const struct cst_aio_op *op) {
+    if (op->code == CST_AIO_READ)
+        return CST_AIO_READS;
+    return op->code == CST_AIO_WRITE && op->length <= CST_AIO_SHORT ? CST_AIO_SHORT_WRITES
+                                                                    : CST_AIO_WRITES;
+}
+
+/* The most that can be in flight. */
+static inline unsigned cst_aio_depth(const struct cst_aio *aio) {
+    return aio->depth[CST_AIO_READS] + aio->depth[CST_AIO_WRITES] +
+           aio->depth[CST_AIO_SHORT_WRITES];
 }
 
 int cst_aio_init(struct cst_aio *aio, const struct cst_aio_backend *backend, unsigned read_depth,

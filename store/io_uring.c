@@ -6,7 +6,7 @@
  *   1. The ring is born disabled, is restricted to the six operations and the two kinds of update
  *      that this file uses, and is enabled only then: whoever takes over the process later can't
  *      use it for anything else. No kernel thread polls (no SQPOLL).
- *   2. The ring holds both depths: an entry is always free for an operation that may start, and the
+ *   2. The ring holds all depths: an entry is always free for an operation that may start, and the
  *      completion queue can't overflow.
  *   3. Files and regions are registered where the kernel lets us; without a place in the table a
  *      file goes by its descriptor, without the right to pin memory a region goes as plain memory.
@@ -230,7 +230,7 @@ static int make_ring(struct uring *u) {
     struct cst_aio *aio = &u->posix.aio;
     struct io_uring_params params = { .flags = IORING_SETUP_R_DISABLED | IORING_SETUP_CLAMP |
                                                IORING_SETUP_COOP_TASKRUN };
-    int r = io_uring_queue_init_params(aio->depth[0] + aio->depth[1], &u->ring, &params);
+    int r = io_uring_queue_init_params(cst_aio_depth(aio), &u->ring, &params);
 
     if (r)
         return r;
