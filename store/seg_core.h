@@ -126,7 +126,8 @@ struct cst_seg_write {
     struct cst_seg_segment *segment;
     struct cst_seg_store *store; /* NULL: not a user's */
     struct cst_seg_move *move;   /* a moved record */
-    struct cst_seg_part part;    /* its bytes */
+    struct cst_seg_part part;    /* its bytes; NULL data: only the head is needed any more */
+    struct cst_seg_part head;    /* then the head's */
     const void *payload;
     struct cst_seal seal;
     struct cst_job job;
@@ -171,7 +172,7 @@ struct cst_seg {
     bool told_full; /* of namespaces */
     uint32_t n_spaces;
     struct cst_seg_keys keys;
-    struct cst_seg_ring ring;
+    struct cst_seg_ring ring, heads; /* of records; of their headers once the payload is written */
     uint64_t generation, sequence;
     size_t busy;
     struct cst_seg_making *making; /* a segment is being allocated */
@@ -313,8 +314,8 @@ void cst_seg_room(struct cst_seg *seg);
 int cst_seg_ring_init(struct cst_seg *seg, uint64_t size);
 void cst_seg_ring_deinit(struct cst_seg *seg);
 /* n zeroed bytes, aligned to a chunk. 0, CST_SEG_E_BUSY (none free now), -ENOMEM. */
-int cst_seg_ring_take(struct cst_seg *seg, uint64_t n, struct cst_seg_part *part);
-void cst_seg_ring_give(struct cst_seg *seg, struct cst_seg_part *part);
+int cst_seg_ring_take(struct cst_seg_ring *ring, uint64_t n, struct cst_seg_part *part);
+void cst_seg_ring_give(struct cst_seg_ring *ring, struct cst_seg_part *part);
 /* Heap memory aligned to a chunk; *heap is owned. */
 void *cst_seg_aligned(uint64_t n, void **heap);
 

@@ -109,7 +109,8 @@ static bool move_store(struct cst_seg_move *move) {
     }
     r = cst_seg_write_move(move, &record, move->buffer + cst_load32(&head->payload_offset),
                            slot->owner);
-    if (r == CST_SEG_E_BUSY && !cst_list_is_empty(&move->seg->ring.parts))
+    if (r == CST_SEG_E_BUSY &&
+        !(cst_list_is_empty(&move->seg->ring.parts) && cst_list_is_empty(&move->seg->heads.parts)))
         return false;
     if (r)
         move_end(move);

@@ -449,6 +449,7 @@ int cst_seg_open(struct cst_seg **out, const struct cst_seg_options *options,
     cst_list_init(&seg->namespaces);
     cst_list_init(&seg->spaces);
     cst_list_init(&seg->ring.parts);
+    cst_list_init(&seg->heads.parts);
     cst_list_init(&seg->reading);
     r = open_all(seg, message, cap);
     if (!r)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Owns the memory of records on their way to the disk: one region that the aio knows, used as a
- * ring. Parts are freed in any order and used again in order, so that records that follow each
- * other on disk mostly do in memory, and can be written together. Invariants: 1. parts are in the
- * list in the order in which they were taken; 2. used is [tail, head), at most size; 3. a part is
- * contiguous: the end of the ring is skipped if need be. Loop thread only.
+ * Owns the memory of records on their way to the disk: one region that the aio knows, used as two
+ * rings: of whole records, and, when a payload is on disk, of the header that still isn't, so that
+ * it doesn't hold the payload's memory. Parts are freed in any order and used again in order, so
+ * that records that follow each other on disk mostly do in memory, and can be written together.
+ * Invariants: 1. parts are in the list in the order in which they were taken; 2. used is
+ * [tail, head), at most size; 3. a part is contiguous: the end of the ring is skipped if need be.
+ * Loop thread only.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -13,15 +15,18 @@
 #include <errno.h>
 
 #define DEFAULT_BYTES (UINT64_C(16) << 20)
+#define HEADS_BYTES (UINT64_C(256) << 10)
 
 int cst_seg_ring_init(struct cst_seg *seg, uint64_t size) {
     struct cst_seg_ring *ring = &seg->ring;
 
     ring->size = cst_align_up(size ? size : DEFAULT_BYTES, CST_DISK_CHUNK);
-    ring->base = cst_map(ring->size);
+    ring->base = cst_map(ring->size + HEADS_BYTES);
     if (!ring->base)
         return cst_err(-ENOMEM);
-    (void)cst_aio_register(seg->env.aio, ring->base, ring->size);
+    seg->heads.base = ring->base + ring->size;
+    seg->heads.size = HEADS_BYTES;
+    (void)cst_aio_register(seg->env.aio, ring->base, ring->size + HEADS_BYTES);
     return 0;
 }
 
@@ -29,7 +34,7 @@ void cst_seg_ring_deinit(struct cst_seg *seg) {
     if (!seg->ring.base)
         return;
     cst_aio_unregister(seg->env.aio, seg->ring.base);
-    seg->ring.base = cst_unmap(seg->ring.base, seg->ring.size);
+    seg->ring.base = cst_unmap(seg->ring.base, seg->ring.size + HEADS_BYTES);
 }
 
 void *cst_seg_aligned(uint64_t n, void **heap) {
@@ -37,8 +42,7 @@ void *cst_seg_aligned(uint64_t n, void **heap) {
     return *heap ? (uint8_t *)*heap + (-(uintptr_t)*heap & (CST_DISK_CHUNK - 1)) : NULL;
 }
 
-int cst_seg_ring_take(struct cst_seg *seg, uint64_t n, struct cst_seg_part *part) {
-    struct cst_seg_ring *ring = &seg->ring;
+int cst_seg_ring_take(struct cst_seg_ring *ring, uint64_t n, struct cst_seg_part *part) {
     uint64_t at = ring->head, pos;
 
     *part = (struct cst_seg_part){ 0 };
@@ -60,8 +64,7 @@ int cst_seg_ring_take(struct cst_seg *seg, uint64_t n, struct cst_seg_part *part
 
 /* The part's struct is the caller's and may go at once: its place in the order is kept by a
  * neighbour. */
-void cst_seg_ring_give(struct cst_seg *seg, struct cst_seg_part *part) {
-    struct cst_seg_ring *ring = &seg->ring;
+void cst_seg_ring_give(struct cst_seg_ring *ring, struct cst_seg_part *part) {
     struct cst_list *before = part->link.prev;
 
     if (!part->data)

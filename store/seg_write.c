@@ -26,7 +26,7 @@
 enum { PAYLOAD_AAD = offsetof(struct cst_disk_record, payload_tag) };
 
 static struct cst_disk_record *head_of(const struct cst_seg_write *w) {
-    return (struct cst_disk_record *)w->part.data;
+    return (struct cst_disk_record *)(w->part.data ? w->part.data : w->head.data);
 }
 
 void cst_seg_room(struct cst_seg *seg) {
@@ -80,15 +80,30 @@ static void make_void(struct cst_seg_write *w) {
         cst_segment_fail(w, -EIO);
 }
 
+/* The payload's memory is free for other records before its header is on disk, if there is a place
+ * for that. */
+static void keep_head(struct cst_seg_write *w) {
+    struct cst_seg *seg = w->segment->seg;
+    uint64_t n = cst_chunk_offset(w->head_chunks);
+
+    if (cst_seg_ring_take(&seg->heads, n, &w->head))
+        return;
+    memcpy(w->head.data, w->part.data, n);
+    cst_seg_ring_give(&seg->ring, &w->part);
+}
+
 static void payload_written(struct cst_aio_op *op, int res) {
     struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
+    struct cst_seg *seg = w->segment->seg;
     struct cst_seg_ns *ns = w->segment->ns;
 
     w->busy = false;
     w->state = CST_WRITE_READY;
+    keep_head(w);
     if (res)
         cst_segment_fail(w, res);
     cst_seg_pump(ns);
+    cst_seg_room(seg);
 }
 
 static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op, int res),
@@ -97,7 +112,7 @@ static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op
         .done = done,
         .file = w->segment->file,
         .code = CST_AIO_WRITE,
-        .data = w->part.data + cst_chunk_offset(chunk),
+        .data = (uint8_t *)head_of(w) + cst_chunk_offset(chunk),
         .offset = cst_chunk_offset(w->chunk + chunk),
         .length = length,
     };
@@ -157,7 +172,8 @@ static void tell(struct cst_seg_write *w, int status) {
     struct cst_seg_ref ref = cst_segment_ref(s, w->slot);
 
     cst_list_unlink(&w->link);
-    cst_seg_ring_give(seg, &w->part);
+    cst_seg_ring_give(&seg->ring, &w->part);
+    cst_seg_ring_give(&seg->heads, &w->head);
     cst_free(w);
     s->writers--;
     seg->busy--;
@@ -322,7 +338,7 @@ static int write_new(struct cst_seg *seg, uint32_t n_chunks, struct cst_seg_writ
 
     if (!w)
         return cst_err(-ENOMEM);
-    r = cst_seg_ring_take(seg, cst_chunk_offset(n_chunks), &w->part);
+    r = cst_seg_ring_take(&seg->ring, cst_chunk_offset(n_chunks), &w->part);
     if (r) {
         cst_free(w);
         return r;
@@ -426,7 +442,7 @@ int cst_seg_header_new(struct cst_seg *seg, struct cst_seg_write **out) {
 }
 
 void cst_seg_header_free(struct cst_seg *seg, struct cst_seg_write *w) {
-    cst_seg_ring_give(seg, &w->part);
+    cst_seg_ring_give(&seg->ring, &w->part);
     cst_free(w);
 }
 
