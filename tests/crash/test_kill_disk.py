@@ -129,7 +129,7 @@ class Lives:
                 return "at random"
             self.slack = STOP_SLACK
             self.daemon.process.terminate()
-            if self.daemon.process.wait() == 0:
+            if self.daemon.process.wait(HANG_GUARD_S) == 0:
                 self.daemon.process = None
                 return "clean stop"
             self.ended()
@@ -138,7 +138,7 @@ class Lives:
 
     def live(self) -> None:
         """One life. Most are to end at a mark, a third of those in a clean stop; not all come to theirs."""
-        if self.draw.random() < 0.4:
+        if self.draw.random() < 0.3:
             end = self.random_end()
         else:
             stop = self.draw.random() < 1 / 3
