@@ -548,13 +548,22 @@ static void try_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t la
     memcpy(l->res_sigma, l->try_sigma, t->channels * sizeof(float));
 }
 
+/* As many coordinates of each source as plan and tokens allow. */
+static uint32_t rank_for(const struct learner *l, uint32_t layer, uint8_t tensor, uint8_t sources) {
+    uint32_t most = CST_MIN(l->inputs, l->rows / TOKENS_PER_MORE), n = 0;
+
+    for (int i = 0; i < CST_SIDE_SOURCES; i++)
+        n += sources >> i & 1 && cst_side_source(l->tensor, layer, tensor, i);
+    return CST_MIN(l->rank, n ? most / n : 0);
+}
+
 /* What to predict from, and the deviations with and without it: of what pays, the cheapest that
  * leaves hardly more bits than the best. */
 static bool choose_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t layer,
                           uint8_t tensor) {
     const struct inputs more[] = { { ALL, 0 },
-                                   { NEAR, CST_MIN(l->rank, l->inputs / 2) },
-                                   { ALL, CST_MIN(l->rank, l->inputs / 4) } };
+                                   { NEAR, rank_for(l, layer, tensor, NEAR) },
+                                   { ALL, rank_for(l, layer, tensor, ALL) } };
     double klt = validate(l, t, layer, tensor, (struct inputs){ 0, 0 }, l->klt_sigma);
     double worth = klt - WORTH_BITS * t->channels, least = klt;
 
