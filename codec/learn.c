@@ -48,6 +48,12 @@ struct products {
     float *xx; /* [WIDE][WIDE], upper triangle */
 };
 
+/* What a predictor reads. */
+struct inputs {
+    uint8_t sources;
+    uint32_t rank; /* 0: channels */
+};
+
 struct learner {
     const struct cst_descriptor *desc;
     const struct cst_learn_block *blocks;
@@ -70,6 +76,7 @@ struct learner {
     double *sums;  /* [most] */
     float *energy; /* [2][block_tokens] */
     struct products fold[FOLDS], all, rest;
+    struct inputs held;              /* that `all` is of, of the last group */
     double *normal;                  /* [inputs][inputs] */
     double *rhs;                     /* [inputs][WIDE] */
     float *covariance, *vectors, *t; /* [WIDE][WIDE] */
@@ -252,11 +259,9 @@ static bool load_tensor(struct learner *l, struct cst_side_tensor *t, uint32_t l
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* What a predictor reads. */
-struct inputs {
-    uint8_t sources;
-    uint32_t rank; /* 0: channels */
-};
+static bool are_same(struct inputs a, struct inputs b) {
+    return a.sources == b.sources && a.rank == b.rank;
+}
 
 /* One group of the tensor under way, and its inputs as columns of a matrix. */
 struct group {
@@ -516,6 +521,7 @@ static double validate(struct learner *l, const struct cst_side_tensor *t, uint3
     bool more = in.rank || in.sources & ~NEAR;
     uint32_t tokens = more ? TOKENS_PER_MORE : TOKENS_PER_INPUT;
 
+    l->held = in;
     for (uint32_t i = 0; i < cst_side_groups(t->channels, t->width); i++) {
         struct group g = group_of(l, t, layer, tensor, in, i);
 
@@ -537,7 +543,7 @@ static void try_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t la
         if (!cst_side_source(l->tensor, layer, tensor, i))
             in.sources &= (uint8_t) ~(1 << i);
     }
-    if (!in.sources || (in.sources == t->sources && in.rank == t->rank))
+    if (!in.sources || are_same(in, (struct inputs){ t->sources, t->rank }))
         return;
     bits = validate(l, t, layer, tensor, in, l->try_sigma);
     if (bits >= most)
@@ -594,7 +600,8 @@ static bool fit_tensor(struct learner *l, struct cst_side_tensor *t, uint32_t la
     for (uint32_t i = 0; i < groups; i++) {
         struct group g = group_of(l, t, layer, tensor, (struct inputs){ t->sources, t->rank }, i);
 
-        multiply(l, &l->all, &g, t->channels, 0, l->rows);
+        if (groups > 1 || !are_same(l->held, (struct inputs){ t->sources, t->rank }))
+            multiply(l, &l->all, &g, t->channels, 0, l->rows);
         residual(l, l->covariance, &l->all, &g, NULL, l->rows);
         if (!basis(l, g.w))
             return false;
