@@ -256,14 +256,26 @@ union meta {
     struct cst_disk_side side;
 };
 
+static void check_side(struct line *l, const struct cst_disk_record *r,
+                       const struct cst_disk_side *m, uint32_t part) {
+    number(l, "version", le64(m->version));
+    number(l, "part", le32(m->part));
+    number(l, "parts", le32(m->parts));
+    number(l, "total_bytes", le64(m->total_bytes));
+    if (le32(r->meta_bytes) != sizeof(*m) || le32(m->payload_crc) != part)
+        bad(l, "side data that doesn't fit");
+    else if (le32(m->part) >= le32(m->parts) || le64(r->payload_bytes) > le64(m->total_bytes))
+        bad(l, "a part of side data that can't be");
+}
+
 static void check_meta(struct line *l, const struct cst_disk_record *r, const union meta *m,
                        uint32_t frame) {
     size_t have = le32(r->meta_bytes);
     uint32_t tokens = le32(m->block.n_tokens);
 
     hex(l, "key", m->meta.key, sizeof(m->meta.key));
-    if (r->type == CST_DISK_SIDE && (have != sizeof(m->side) || le32(m->side.payload_crc) != frame))
-        bad(l, "side data that doesn't fit");
+    if (r->type == CST_DISK_SIDE)
+        check_side(l, r, &m->side, frame);
     if (r->type != CST_DISK_BLOCK)
         return;
     number(l, "position", le32(m->block.position));

@@ -3,8 +3,8 @@
  * What a start of the disk tier reads. A directory is made here once by the engine; an input
  * changes bytes of it: the first byte says whether checksums and tags are made right afterwards (so
  * that what lies behind them is reached) and which segment it is about; then come changes {u8
- * place, u16 offset, u8 length, bytes}. The engine starts on that, reads all that it found, and
- * stops.
+ * place, u16 offset, u8 length, bytes}, place + PLACES meaning 64 KiB further on. The engine starts
+ * on that, reads all that it found, and stops.
  */
 #include "base/crc32c.h"
 #include "base/macros.h"
@@ -69,6 +69,9 @@ static int found(void *arg, const struct cst_seg_record *record, struct cst_seg_
         sum += record->tokens[i] + (record->surprisals ? record->surprisals[i] : 0);
     for (uint32_t i = 0; i < record->n_side; i++)
         sum += (uint32_t)record->side[i];
+    if (record->type == CST_SEG_SIDE)
+        sum += (uint32_t)(record->version + record->total_bytes) + record->kind + record->part;
+    check(record->type != CST_SEG_SIDE || record->part < record->parts);
     seen = sum;
     if (record->has_parent && record->key[0] & 1)
         return CST_SEG_E_PARENT;
@@ -166,6 +169,26 @@ static void put(struct cst_seg_space *space, uint8_t n, struct cst_seg_ref *pare
     *parent = store.ref;
 }
 
+static void put_side(struct cst_seg_space *space, uint32_t part) {
+    uint8_t key[32] = { 0xdd }, payload[3000];
+    struct cst_seg_store store = { .done = stored,
+                                   .record = { .type = CST_SEG_SIDE,
+                                               .space = space,
+                                               .key = key,
+                                               .payload_bytes = sizeof(payload),
+                                               .version = 2,
+                                               .total_bytes = 3 * sizeof(payload),
+                                               .part = part,
+                                               .parts = 3 },
+                                   .payload = payload,
+                                   .owner = owner };
+
+    memset(payload, (int)part, sizeof(payload));
+    store.record.payload_crc = cst_crc32c(0, payload, sizeof(payload));
+    check(!cst_seg_store(seg, &store));
+    settle();
+}
+
 /* One segment closed, one not: a kill. */
 static void make(void) {
     struct cst_seg_space *space;
@@ -179,6 +202,8 @@ static void make(void) {
     settle();
     for (uint8_t n = 0; n < RECORDS; n++)
         put(space, n, &parent);
+    for (uint32_t part = 0; part < 3; part++)
+        put_side(space, part);
     check(!cst_seg_checkpoint_now(seg, false));
     (void)cst_seg_space_unref(space);
     stop();
@@ -300,7 +325,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (size_t at = 1; at + 4 <= size;) {
         size_t n = CST_MIN((size_t)data[at + 3], size - at - 4);
 
-        change(which, (enum place)(data[at] % PLACES), cst_load16(data + at + 1), data + at + 4, n);
+        change(which, (enum place)(data[at] % PLACES),
+               cst_load16(data + at + 1) + (uint32_t)(data[at] / PLACES << 16), data + at + 4, n);
         at += 4 + n;
     }
     if (data[0] & 1) {

@@ -73,10 +73,10 @@ def block_meta(key, parent, position, payload):
                         1 | 2 * (position > 0), 1, 1700000002) + tokens + struct.pack("<Q", 9))
 
 
-def side_meta(payload):
+def side_meta(payload, part=0):
     space, _ = space_meta()
     return (hashlib.sha256(payload).digest() + space +
-            struct.pack("<QQIIII", 9, len(payload), 2, 0, 1, crc32c(payload)))
+            struct.pack("<QQIIII", 9, len(payload), 2, part, 1, crc32c(payload)))
 
 
 class Segment:
@@ -155,6 +155,14 @@ def good():
             "seg-00000003": bytes(SEGMENT)}
 
 
+def part_two_of_one():
+    segment = Segment(1, 4)
+    segment.add(2, space_meta()[1])
+    segment.add(3, side_meta(b"side", 1), b"side")
+    segment.close()
+    return segment.bytes()
+
+
 def flipped(name, at):
     files = good()
     data = bytearray(files[name])
@@ -180,6 +188,8 @@ def bad():
         "meta": (flipped("seg-00000001", 2 * CHUNK + 140), "wrong checksum of a record's meta"),
         "payload": (flipped("seg-00000001", 2 * CHUNK + 5000),
                     "wrong checksum of a record's payload"),
+        "side-data": (changed(seg_00000001=part_two_of_one()),
+                      "a part of side data that can't be"),
         "index": (flipped("seg-00000001", SEGMENT - 2 * CHUNK + 100),
                   "wrong checksum of its entries"),
         "swapped": (changed(seg_00000002=one), "another segment's header"),

@@ -13,6 +13,7 @@
 #include "store/prefix_trie.h"
 #include "store/seg_core.h"
 #include "store/side_disk.h"
+#include "tests/lib/thread_jobs.h"
 #include "tests/unit/store/store_world.h"
 
 #include <stdio.h>
@@ -36,10 +37,11 @@ struct lab {
     struct cst_manual_clock clock;
     struct cst_seeded_random random;
     struct test_jobs jobs;
+    struct thread_jobs *threads; /* NULL: jobs run at once */
     struct cst_store *store;
     struct cst_space *space;
     uint64_t memory, disk_bytes;
-    bool recovered;
+    bool recovered, jobs_first;
     uint64_t fail_at, n_allocated; /* in recovery */
     unsigned n_notes;
     char note[256];
@@ -57,11 +59,19 @@ static bool is_long(void) {
 
 /* ---- the daemon's part ---- */
 
+static size_t end_jobs(struct lab *l) {
+    return l->threads ? thread_jobs_drain(l->threads, true) : test_jobs_drain(&l->jobs);
+}
+
+/* Jobs before operations, or after them: neither may matter. */
 static void settle(struct lab *l) {
-    for (unsigned idle = 0; idle < 3; idle++) {
+    for (unsigned idle = 0; idle < 20; idle++) {
+        size_t n = l->jobs_first ? end_jobs(l) : 0;
+
         cst_aio_kick(l->aio);
-        if (cst_aio_reap(l->aio) + test_jobs_drain(&l->jobs))
-            idle = 0;
+        n += cst_aio_reap(l->aio);
+        n += l->jobs_first ? 0 : end_jobs(l);
+        idle = n ? 0 : idle;
     }
 }
 
@@ -89,7 +99,7 @@ static int start(struct lab *l) {
                                                .slab_bytes = 8 * BLOCK };
     const struct cst_store_env env = { .clock = &l->clock.clock,
                                        .random = &l->random.random,
-                                       .jobs = &l->jobs.jobs,
+                                       .jobs = l->threads ? &l->threads->jobs : &l->jobs.jobs,
                                        .mem = &world_mem };
     struct cst_encode_params klt = { .preset = CST_PRESET_KLT };
     char message[256];
@@ -390,6 +400,27 @@ static void a_restart_keeps_frames_and_versions(void **state) {
     lab_end(&l);
 }
 
+/* The same with jobs on threads of their own, and reads and writes at once. */
+static void jobs_have_threads(void **state) {
+    struct thread_jobs threads;
+    struct lab l = lab_new(16 << 20);
+
+    (void)state;
+    thread_jobs_start(&threads);
+    l.threads = &threads;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    assert_int_equal(l.space->stats.cold_blocks, BLOCKS);
+    cst_space_prefetch(l.space, keys, BLOCKS_OLD);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS);
+    assert_int_equal(put_weights(&l, l.space, .3F), 0);
+    for (unsigned i = 0; i < 10; i++)
+        tick(&l, 1);
+    lab_end(&l);
+    thread_jobs_stop(&threads);
+}
+
 /* What a Lookup has read ahead is a frame like others: its side data stay with it. */
 static void frames_are_read_ahead(void **state) {
     struct lab l = lab_new(16 << 20);
@@ -448,6 +479,7 @@ static void power_is_lost_at_every_write(void **state) {
         bool off;
         unsigned found;
 
+        l.jobs_first = n & 1;
         assert_int_equal(start(&l), 0);
         fill_lab(&l);
         cst_sim_disk_power_off_at(l.disk, n, (enum cst_sim_loss)(n / step % 3));
@@ -787,6 +819,7 @@ static void memory_fails_in_recovery(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart_keeps_frames_and_versions),
+        cmocka_unit_test(jobs_have_threads),
         cmocka_unit_test(frames_are_read_ahead),
         cmocka_unit_test(a_version_goes_with_its_last_frame),
         cmocka_unit_test(damaged_side_data_are_misses),
