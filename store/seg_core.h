@@ -80,6 +80,7 @@ struct cst_seg_ns {
     struct cst_seg_segment *open;
     bool has_key;
     uint32_t n_heading; /* writes of heads under way */
+    bool pumping, pump_again;
     uint8_t key[CST_DISK_KEY];
     uint32_t n_segments;
     uint64_t records, chunks; /* live */

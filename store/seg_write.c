@@ -289,7 +289,7 @@ static struct cst_seg_write *next_head(struct cst_seg_ns *ns) {
     return NULL;
 }
 
-void cst_seg_pump(struct cst_seg_ns *ns) {
+static void pump(struct cst_seg_ns *ns) {
     struct cst_seg_write *w;
     struct cst_list *it;
 
@@ -304,6 +304,20 @@ void cst_seg_pump(struct cst_seg_ns *ns) {
     }
     while (ns->n_heading < CST_SEG_HEADS_MAX && (w = next_head(ns)))
         write_heads(ns, w);
+}
+
+/* Who is told may store something else, which comes back here: the outer call goes on with that, so
+ * that nobody is told from within a call of theirs. */
+void cst_seg_pump(struct cst_seg_ns *ns) {
+    ns->pump_again = true;
+    if (ns->pumping)
+        return;
+    ns->pumping = true;
+    while (ns->pump_again) {
+        ns->pump_again = false;
+        pump(ns);
+    }
+    ns->pumping = false;
     cst_seg_evict_go(ns->seg); /* a move may wait for memory */
 }
 
