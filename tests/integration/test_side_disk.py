@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not os.environ.get("CISTERN_DATA"), reason="skipped: $CISTERN_DATA is not set (the excerpt is too short to learn from)"
 )
 BOUND = 0.30
-PROMPTS = 24
+PROMPTS = 32
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def arguments(folder: Path, crypt: str, size: str = "1GiB") -> tuple[str, ...]:
     disk = folder / "disk"
     disk.mkdir(mode=0o700)
     return (
-        "--memory", "320MiB", "--slab", "1MiB", "--class", "cold", "--preset-cold", "deep:.4", "--learn-wait", "200ms",
+        "--memory", "384MiB", "--slab", "1MiB", "--class", "cold", "--preset-cold", "deep:.4", "--learn-wait", "200ms",
         "--disk", size, "--directory", str(disk), "--crypt", crypt, "--key-file", str(key),
     )  # fmt: skip
 
