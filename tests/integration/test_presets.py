@@ -25,6 +25,7 @@ from private_daemon import PrivateDaemon
 
 CTL = os.path.join(os.environ["CST_BUILD_ROOT"], "client", "ctl", "cisternctl")
 SINKS, BOUND = 4, 0.30
+TOGETHER = 14  # odd cases of one daemon: each has a space, and slabs of its own
 LONG = os.environ.get("CST_LONG") == "1"
 CROWD_BLOCK = 1 << 20
 NOISE = os.urandom(CROWD_BLOCK)
@@ -144,7 +145,7 @@ def odd_cases() -> list[Case]:
     dims = (64, 80, 96, 112, 128, 256)
     lengths = (1, 3, 5, 17, 64, 100, 333, 1000)
     dtypes = (DType.F16, DType.BF16, DType.F32)
-    n = 60 if LONG else 14
+    n = 60 if LONG else TOGETHER
     return [
         odd_case(i, dims[i % 6], rng.choice((1, 1, 2, 3)), rng.choice((16, 48, 64, 256, 1024)), lengths[i % 8],
                  dtypes[i % 3])
@@ -269,10 +270,20 @@ def quiet(client: cistern.Client) -> None:
     until(same, "everything is encoded")
 
 
+def more_odd(preset: str, *, exact: bool = False) -> set[str]:
+    """What the long run has beside the usual cases. Their blocks are larger, too."""
+    odd, used = odd_cases()[TOGETHER:], set[str]()
+    for i in range(0, len(odd), TOGETHER):
+        used |= run(preset, odd[i : i + TOGETHER], exact=exact, memory=512 << 20)
+    return used
+
+
 @pytest.mark.parametrize("preset", WITHOUT_SIDE_DATA)
 def test_presets_that_need_nothing(preset: str) -> None:
-    cases = real_cases(512 if LONG else 128) + odd_cases()
-    used = run(preset, cases, exact=preset in ("raw", "lossless"))
+    exact = preset in ("raw", "lossless")
+    cases = real_cases(512 if LONG else 128) + odd_cases()[:TOGETHER]
+    used = run(preset, cases, exact=exact, memory=(320 if LONG else 128) << 20)
+    used |= more_odd(preset, exact=exact)
     name = preset.split(":")[0]
     if preset in ("kivi2", "turboquant:1"):
         return  # they may miss the bound everywhere, and then others are used
@@ -283,7 +294,8 @@ def test_presets_that_need_nothing(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", WITH_SIDE_DATA)
 def test_presets_with_side_data(preset: str) -> None:
-    used = run(preset, real_cases(512) + odd_cases(), memory=320 << 20, learns=LEARNS)
+    used = run(preset, real_cases(512) + odd_cases()[:TOGETHER], memory=320 << 20, learns=LEARNS)
+    used |= more_odd(preset)
     if os.environ.get("CISTERN_DATA"):
         assert used & {"klt", "deep"}, used
     if preset == "auto":
