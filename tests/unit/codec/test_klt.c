@@ -54,6 +54,13 @@ static const struct row {
       96,
       CST_ROPE_NORM,
       3 },
+    { "predicted from two layers",
+      { CASE_ROWS, CST_DTYPE_BF16, 64, 5, 2, 12, 0 },
+      64,
+      64,
+      12,
+      CST_ROPE_NEOX,
+      9 },
     { "1,000 tokens",
       { CASE_ROWS, CST_DTYPE_BF16, 1024, 1, 2, 64, 0 },
       1000,
@@ -275,6 +282,59 @@ static void odd_values_are_coded_without_loss(void **state) {
     scene_deinit(&s);
 }
 
+static const void *stream_of(const struct case_block *c, uint32_t k) {
+    const struct cst_stream_entry *entry =
+        (const void *)(c->frame + sizeof(struct cst_frame_header));
+    uint64_t at = sizeof(struct cst_frame_header) + c->desc.n_segments * sizeof(*entry);
+
+    for (uint32_t i = 0; i < k; i++)
+        at = cst_align_up(at, CST_STREAM_ALIGN) + cst_load32(&entry[i].length);
+    return c->frame + cst_align_up(at, CST_STREAM_ALIGN);
+}
+
+/* Whether bit i of a tensor's sources means another one, by the book. */
+static bool is_source(uint32_t layer, uint8_t tensor, int i, uint32_t of_layer, uint8_t of_tensor) {
+    uint32_t first = i % 2 == 0 && tensor == CST_TENSOR_V ? layer : layer - 1;
+
+    return of_tensor == i % 2 && first - (uint32_t)i / 2 == of_layer;
+}
+
+/* Streams are predicted where all their sources could be decoded, two layers back too. */
+static void nothing_leans_on_what_is_not_known(void **state) {
+    const struct row *row = *state;
+    const struct cst_stream_entry *entry;
+    struct cst_encode_params p;
+    uint32_t far = 0, unpredicted = 0;
+    struct scene s;
+
+    assert_string_equal(row->name, "predicted from two layers");
+    scene_init(&s, row);
+    p = params_of(&s, row, CST_PRESET_DEEP);
+    entry = (const void *)(s.c->frame + sizeof(struct cst_frame_header));
+    case_set_value(s.c, 2, 30, 1, 5, NAN); /* K of layer 1 */
+    assert_int_equal(case_encode(s.c, &p, NULL), 0);
+    assert_true(entry[2].stage != CST_STAGE_KLT);
+    for (uint32_t i = 0; i < s.c->desc.n_segments; i++) {
+        uint32_t layer = i / 2;
+        uint8_t tensor = (uint8_t)(i % 2);
+        const struct cst_side_tensor *t = cst_side_tensor(&s.side.side, layer, tensor);
+        const struct cst_klt_header *head = stream_of(s.c, i);
+        bool leans = false;
+
+        if (i == 2)
+            continue;
+        for (int k = 0; k < CST_SIDE_SOURCES; k++)
+            leans = leans || (t->sources >> k & 1 && is_source(layer, tensor, k, 1, CST_TENSOR_K));
+        assert_int_equal(entry[i].stage, CST_STAGE_KLT);
+        assert_int_equal(!(head->flags & CST_KLT_PREDICTED), !t->sources || leans);
+        far += t->sources > 3;
+        unpredicted += leans;
+    }
+    assert_true(far > 0 && unpredicted > 1);
+    assert_int_equal(case_decode(s.c, 0, UINT32_MAX), 0);
+    scene_deinit(&s);
+}
+
 static void side_data_are_asked_for(void **state) {
     const struct row *row = &rows[0];
     struct side_case other;
@@ -349,10 +409,13 @@ static void damaged_streams_do_no_harm(void **state) {
 }
 
 int main(void) {
+    const struct row *two_layers = &rows[10];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ten_rounds_drift_by_less_than_a_tenth),
         cmocka_unit_test(frames_are_placed_at_other_positions),
         cmocka_unit_test(odd_values_are_coded_without_loss),
+        cmocka_unit_test_prestate(nothing_leans_on_what_is_not_known,
+                                  (void *)(uintptr_t)two_layers),
         cmocka_unit_test(side_data_are_asked_for),
         cmocka_unit_test(damaged_streams_do_no_harm),
     };
