@@ -8,7 +8,7 @@ TOKENS = 1536  # three of the engine's batches, 24 blocks
 PRESETS = ("lossless", "int8", "int4", "kivi4", "kivi2", "turboquant", "polar", "jolt", "flashjolt",
            "jolt+", "klt", "deep")
 LEARNED = ("klt", "deep")
-REPEATS = 4  # of the text, until there is enough of it to learn predictors from
+REPEATS = 5  # of the text, until there is enough of it to learn predictors from two layers
 
 
 def write(folder, state, heads, rope_base):
