@@ -8,8 +8,10 @@
  *   kill_found  records found after the kill, of those whose store had completed
  * Records are one chunk of 4 KiB with 16 token ids, in chains of 1 to 2,000 blocks, encrypted, in
  * two spaces that differ in nothing but their class; no block may be in the other one. They are
- * written by the engine in a process that is killed while it goes on; each start is a process of
- * its own, with the store's whole index.
+ * written by the engine in a process that is killed while it goes on, under memory pressure: blocks
+ * come faster than the disk takes them, all places for blocks are taken at every moment, one comes
+ * free when its block is on disk, and most wait for a place in the engine's buffer (both counted in
+ * the details). Each start is a process of its own, with the store's whole index.
  *
  * The directory is made in $CISTERN_BENCH_DIR, else in the current one: 5 GB.
  */
@@ -45,13 +47,15 @@ enum {
     CHAIN_MAX = 2000,
     TOKENS = 16,
     BLOCK = 2048,
-    WINDOW = 4096, /* stores under way at most */
+    WINDOW = 4096, /* blocks in the writer's memory */
+    BUFFER = 1024, /* of them in the engine's, on their way */
 };
 static const uint64_t TIER = UINT64_C(6) << 30, MEMORY = UINT64_C(8) << 30;
 
 /* Of the processes in common. */
 struct shared {
-    _Atomic uint64_t completed, written; /* stores that ended well; that were begun */
+    _Atomic uint64_t completed, begun, made; /* stores that ended well, that were begun; blocks */
+    _Atomic uint64_t turns, full; /* of the writer's; of them without a place for another block */
     double seconds, cpu_s;
     uint64_t found, expected, mixed;
     uint8_t ok[RECORDS + MORE]; /* was it there, when somebody last looked? */
@@ -135,7 +139,7 @@ struct item {
     uint8_t key[32], parent[32];
     uint32_t tokens[TOKENS];
     uint8_t payload[BLOCK];
-    bool open;
+    bool in_memory;
 };
 
 struct writer {
@@ -144,7 +148,10 @@ struct writer {
     struct bench_pool *pool;
     struct cst_seg *seg;
     struct cst_seg_space *spaces[CST_CLASSES];
-    struct item *items; /* record n: items[n % WINDOW] */
+    struct item *items;      /* record n: items[n % WINDOW] */
+    struct walk at;          /* the last block that came */
+    uint64_t oldest;         /* the first one that may still be in memory */
+    struct cst_seg_ref last; /* of the last store that was begun */
     bool recovered;
 };
 
@@ -175,7 +182,7 @@ static void turn(struct cst_aio *aio, struct bench_pool *pool) {
 static void stored(struct cst_seg_store *store, int status) {
     struct item *item = cst_container_of(store, struct item, store);
 
-    item->open = false;
+    item->in_memory = false;
     if (status)
         return;
     item->writer->shared->ok[item->n] = 1;
@@ -183,9 +190,7 @@ static void stored(struct cst_seg_store *store, int status) {
 }
 
 static void fill(struct writer *w, struct item *item, const struct walk *at) {
-    const struct item *before = &w->items[(at->n + WINDOW - 1) % WINDOW];
-
-    *item = (struct item){ .writer = w, .n = at->n };
+    *item = (struct item){ .writer = w, .n = at->n, .in_memory = true };
     name(item->key, at->n);
     name(item->parent, at->position ? at->n - 1 : at->chain << 32);
     for (uint32_t i = 0; i < TOKENS; i++)
@@ -196,7 +201,6 @@ static void fill(struct writer *w, struct item *item, const struct walk *at) {
         .done = stored,
         .payload = item->payload,
         .owner = item,
-        .parent = at->position ? cst_seg_store_ref(&before->store) : CST_SEG_REF_NONE,
         .record = { .type = CST_SEG_BLOCK,
                     .space = w->spaces[class_of(at)],
                     .key = item->key,
@@ -212,30 +216,48 @@ static void fill(struct writer *w, struct item *item, const struct walk *at) {
     item->store.record.block_crc = item->store.record.payload_crc;
 }
 
-static int write_all(struct writer *w) {
-    struct walk at;
+/* Blocks come as long as there is a place for them. */
+static void take_blocks(struct writer *w) {
+    while (w->oldest < w->shared->begun && !w->items[w->oldest % WINDOW].in_memory)
+        w->oldest++;
+    while (w->shared->made < w->oldest + WINDOW && w->shared->made < RECORDS + MORE) {
+        walk_on(&w->at);
+        fill(w, &w->items[w->at.n % WINDOW], &w->at);
+        w->shared->made++;
+    }
+}
 
-    walk_init(&at);
-    while (at.n + 1 < RECORDS + MORE) {
-        struct item *item;
+/* Begins what the engine takes: 0, or why it takes no more. */
+static int begin_stores(struct writer *w) {
+    int r = 0;
+
+    while (!r && w->shared->begun < w->shared->made) {
+        struct item *item = &w->items[w->shared->begun % WINDOW];
+
+        item->store.parent = item->store.record.has_parent ? w->last : CST_SEG_REF_NONE;
+        r = cst_seg_store(w->seg, &item->store);
+        if (!r) {
+            w->last = cst_seg_store_ref(&item->store);
+            w->shared->begun++;
+        }
+    }
+    return r;
+}
+
+static int write_all(struct writer *w) {
+    walk_init(&w->at);
+    do {
         int r;
 
-        walk_on(&at);
-        item = &w->items[at.n % WINDOW];
-        while (item->open)
-            turn(w->aio, w->pool);
-        fill(w, item, &at);
-        while ((r = cst_seg_store(w->seg, &item->store)) == CST_SEG_E_BUSY || r == CST_SEG_E_FULL) {
-            cst_seg_tick(w->seg);
-            turn(w->aio, w->pool);
-        }
-        if (r)
+        take_blocks(w);
+        r = begin_stores(w);
+        if (r && r != CST_SEG_E_BUSY && r != CST_SEG_E_FULL)
             return r < 0 ? r : -EIO;
-        item->open = true;
-        w->shared->written++;
-    }
-    while (cst_seg_busy(w->seg))
+        w->shared->turns++;
+        w->shared->full += w->shared->made == w->oldest + WINDOW;
+        cst_seg_tick(w->seg);
         turn(w->aio, w->pool);
+    } while (w->shared->completed < RECORDS + MORE);
     return 0;
 }
 
@@ -247,7 +269,7 @@ static struct cst_seg_options seg_options(const struct place *p) {
 
 static int writer_run(const struct place *p) {
     const struct cst_aio_options io = { .directory = p->dir };
-    const struct cst_seg_options options = seg_options(p);
+    struct cst_seg_options options = seg_options(p);
     struct writer w = { .shared = p->shared };
     struct cst_seg_env env = { .clock = &cst_clock_monotonic,
                                .random = &cst_random_system,
@@ -258,6 +280,7 @@ static int writer_run(const struct place *p) {
     char message[256] = "";
     int r = bench_pool_new(&w.pool);
 
+    options.buffer_bytes = BUFFER * 4096;
     w.items = calloc(WINDOW, sizeof(*w.items));
     if (!r)
         r = w.items && n ? cst_aio_new(&w.aio, &io, message, sizeof(message)) : -ENOMEM;
@@ -420,9 +443,12 @@ static void report(const char *seconds_name, double most, const char *found_name
 
     cst_report(&time, "\"cpu_s\": %.2f, \"records\": %llu, \"written_in_s\": %.0f", s->cpu_s,
                (unsigned long long)s->found, written_s);
-    cst_report(&found, "\"found\": %llu, \"of\": %llu, \"begun\": %llu",
+    cst_report(&found,
+               "\"found\": %llu, \"of\": %llu, \"on_their_way\": %llu, \"waiting\": %llu, "
+               "\"memory_full\": %.3f",
                (unsigned long long)s->found, (unsigned long long)s->expected,
-               (unsigned long long)s->written);
+               (unsigned long long)(s->begun - s->completed),
+               (unsigned long long)(s->made - s->begun), (double)s->full / (double)s->turns);
 }
 
 static int measure(const struct place *p) {
