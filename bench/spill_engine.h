@@ -10,7 +10,7 @@
 #include "store/seg.h"
 
 enum {
-    SPILL_BATCH = 64, /* frames */
+    SPILL_BATCH = 128, /* frames: what it takes to begin and to end is a small part */
     SPILL_READ_DEPTH = 16,
     SPILL_WRITE_DEPTH = 4,
 };
