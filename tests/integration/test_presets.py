@@ -111,7 +111,7 @@ def real_cases(n_tokens: int) -> list[Case]:
 
 
 def odd_case(seed: int, dim: int, heads: int, block_tokens: int, n_tokens: int, dtype: DType) -> Case:
-    """One layer; sometimes rows or channels of zeros, constants, or huge values."""
+    """One layer; sometimes rows or channels of zeros, constants, or huge values, or huge rows."""
     rng = numpy.random.default_rng(seed)
     rope = Rope.NEOX if seed % 2 else Rope.NONE
     layer = Layer(
@@ -132,6 +132,8 @@ def odd_case(seed: int, dim: int, heads: int, block_tokens: int, n_tokens: int, 
         if seed % 4 == 0:
             x[:, :, rng.integers(dim)] = 0
             x[:, :, rng.integers(dim)] *= 25
+        if seed % 4 == 2:
+            x[rng.random(n_tokens) < 0.02] *= 25  # outliers
         if seed % 5 == 0:
             x[:] = x[0]  # every row the same
         if seed % 7 == 6:
