@@ -279,8 +279,7 @@ static void put_run(struct cst_job *job) {
     struct cst_side_put *put = cst_container_of(job, struct cst_side_put, job);
 
     if (put->kind == CST_SIDE_PUT_WEIGHTS) {
-        put->result =
-            fill_weights(put->made, &put->base->side, put->base->side.version + 1, put->bytes);
+        put->result = fill_weights(put->made, &put->base->side, put->version, put->bytes);
         return;
     }
     memcpy(put->made->bytes, put->bytes, put->size);
@@ -312,13 +311,14 @@ int cst_space_side_put(struct cst_space *space, enum cst_side_put_kind kind, con
         if (!base)
             return CST_STORE_E_NOT_FOUND;
         if (size != 2UL * base->side.n_layers * sizeof(float) ||
-            base->side.version >= CST_SIDE_VERSION_MAX)
+            space->last_side >= CST_SIDE_VERSION_MAX)
             return CST_STORE_E_BAD_SIDE;
     }
     put->space = space;
     put->kind = (uint8_t)kind;
     put->bytes = bytes;
     put->size = size;
+    put->version = space->last_side + 1; /* of weights */
     r = cst_side_new(&put->made, space, kind == CST_SIDE_PUT_WEIGHTS ? base->side.len : size);
     if (r)
         return r;

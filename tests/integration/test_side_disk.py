@@ -5,6 +5,8 @@ after a purge. What is read back is within the bound of its class, or a miss."""
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 from pathlib import Path
 
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 BOUND = 0.30
 PROMPTS = 32
+KILLS = 60 if os.environ.get("CST_LONG") == "1" else 4
+ASAN = os.environ.get("ASAN_OPTIONS", "")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +137,48 @@ def test_pressure_a_kill_and_a_purge(options: tuple[str, ...], cases: list[Case]
         assert cold.read(range(PROMPTS)) == 0
         assert cold.space.side_data() is None
         cold.close()
+
+
+def test_kills_while_they_are_written(cases: list[Case], tmp_path: Path) -> None:
+    """At marked points (tests/crash/kill_at.c) of a stop that writes a new version, then its frames."""
+    draw = random.Random(1)
+    layers = len(cases[0].descriptor.layers)
+    library = os.path.join(os.environ["CST_BUILD_ROOT"], "tests", "crash", "kill_at.so")
+    killed = 0
+    with PrivateDaemon(*arguments(tmp_path, "aes")) as d:
+        cold = Cold(d, cases)
+        learned(cold)
+        cold.close()
+        for k in range(KILLS):
+            assert d.process is None or d.stop() == 0, d.log()
+            mark = f"{draw.choice(('payload', 'head'))} {draw.choice(('before', 'half', 'after'))} {draw.randint(1, 60)}"
+            d.env = {"LD_PRELOAD": library, "CST_KILL_AT": mark, "ASAN_OPTIONS": ASAN + ":verify_asan_link_order=0"}
+            try:
+                d.start()
+            except RuntimeError:  # it writes again what got lost
+                process, d.process = d.process, None
+                assert process is not None and process.wait() == -signal.SIGKILL, d.log()
+                killed += 1
+                continue
+            cold = Cold(d, cases)
+            cold.read(range(2 + k))
+            if cold.space.side_data():
+                cold.space.put_step_weights([0.9 - 0.02 * k] * layers, [0.9] * layers)
+            encodes = cold.space.stats()["encodes"]
+            cold.store(range(2 + k, 3 + k))
+            until(lambda n=encodes: cold.space.stats()["encodes"] >= n + 8, "it is encoded")
+            cold.close()
+            d.process.terminate()
+            status = d.process.wait(60)
+            assert status in (0, -signal.SIGKILL), d.log()
+            killed += status != 0
+            d.process = None
+        d.env = {}
+        d.start()
+        cold = Cold(d, cases)
+        assert cold.read(range(2 + KILLS)) > 0, d.log()
+        cold.close()
+    assert killed >= KILLS // 2
 
 
 def spoil_side_records(disk: Path) -> int:

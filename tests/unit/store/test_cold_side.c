@@ -551,6 +551,24 @@ static void damaged_side_data_are_misses(void **state) {
     }
 }
 
+/* The newest one is lost: its number isn't given to another one. */
+static void a_lost_number_is_not_given_again(void **state) {
+    struct lab l = lab_new(16 << 20);
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    stop(&l, true);
+    assert_true(spoil(&l, 2, 1000) > 1);
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    assert_int_equal(cst_side_newest(l.space)->side.version, 1);
+    assert_int_equal(put_weights(&l, l.space, .25F), 0);
+    assert_int_equal(cst_side_newest(l.space)->side.version, 3);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS_OLD);
+    lab_end(&l);
+}
+
 /* ---- eviction ---- */
 
 /* n blocks of another space, from the id `first` on. */
@@ -823,6 +841,7 @@ int main(void) {
         cmocka_unit_test(frames_are_read_ahead),
         cmocka_unit_test(a_version_goes_with_its_last_frame),
         cmocka_unit_test(damaged_side_data_are_misses),
+        cmocka_unit_test(a_lost_number_is_not_given_again),
         cmocka_unit_test(side_data_are_moved),
         cmocka_unit_test(side_data_outlive_their_segments),
         cmocka_unit_test(a_tier_that_is_too_small_takes_neither),
