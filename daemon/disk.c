@@ -147,6 +147,11 @@ static void tell_recovery(const struct cst_server *server, bool over) {
             (unsigned long long)(s.bytes >> 20), s.encrypted ? "encrypted" : "not encrypted",
             (unsigned long long)s.found, (unsigned long long)(s.recover_ns / CST_NS_PER_MS),
             s.recovered_clean ? "a clean stop" : "no clean stop");
+    if (s.cached && server->config.disk_direct)
+        cst_log(CST_LOG_NOTICE,
+                "disk: the file system of %s can't go past the page cache, so that takes memory, "
+                "too: use another one, or say disk_direct = no",
+                server->config.directory);
 }
 
 static int recover(struct cst_server *server) {

@@ -282,6 +282,7 @@ int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_
 
 struct cst_seg_stats {
     bool off, read_only, encrypted;
+    bool cached;    /* I/O doesn't go past the page cache */
     uint64_t bytes; /* that the tier may take */
     uint64_t segment_bytes, segments, segments_free, segments_retired, segments_foreign;
     uint64_t records, record_bytes; /* live ones, with all that belongs to them */

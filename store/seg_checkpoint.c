@@ -320,6 +320,15 @@ bool cst_seg_marks_dropped(const struct cst_seg_marks *m, const struct cst_seg_s
            ((const uint8_t *)(mark + 1))[slot / 8] >> slot % 8 & 1;
 }
 
+uint32_t cst_seg_marks_missing(const struct cst_seg_marks *m, const struct cst_seg *seg) {
+    uint32_t n = 0;
+
+    for (uint32_t id = 0; id < m->n; id++)
+        n +=
+            m->by_segment[id] && cst_load32(&m->by_segment[id]->n_slots) && !seg->segments[id].file;
+    return n;
+}
+
 uint64_t cst_seg_marks_pin(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot) {
     const struct cst_disk_mark *mark = mark_of(m, s);

@@ -47,6 +47,7 @@ struct cst_seg_segment {
     bool unsynced;             /* written since the last sync */
     bool begun;                /* the header of this fill is on disk */
     bool allocated;            /* has all its blocks */
+    bool odd;                  /* its file was shorter or longer at the start */
     bool chosen;               /* a victim */
     bool forget;               /* its bytes are given back when it is empty: a purge */
     struct cst_aio_file *file; /* NULL: none */
@@ -354,6 +355,8 @@ bool cst_seg_marks_empty(const struct cst_seg_marks *m, const struct cst_seg_seg
 /* Of the segment's fill: was the slot dropped, until when is it pinned? */
 bool cst_seg_marks_dropped(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot);
+/* Segments with records that have no file. */
+uint32_t cst_seg_marks_missing(const struct cst_seg_marks *m, const struct cst_seg *seg);
 uint64_t cst_seg_marks_pin(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot);
 /* Blocks: 0.1 s for a million records; clean also waits for the disk. */

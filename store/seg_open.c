@@ -356,6 +356,7 @@ static int segment_open(struct cst_seg *seg, uint32_t id, char *message, size_t 
         r = cst_aio_size(s->file, &size);
     s->state = CST_SEG_CLOSED;
     s->allocated = size >= seg->segment_bytes;
+    s->odd = size && size != seg->segment_bytes;
     seg->n_files++;
     return cst_fold(r);
 }
@@ -565,6 +566,8 @@ void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out) {
     out->segment_bytes = seg->segment_bytes;
     out->segments = seg->n_files;
     out->segments_free = seg->n_free;
+    for (uint32_t i = 0; i < seg->n_segments; i++)
+        out->cached |= seg->segments[i].file && !cst_aio_is_direct(seg->segments[i].file);
     for (const struct cst_list *it = seg->namespaces.next; it != &seg->namespaces; it = it->next) {
         const struct cst_seg_ns *ns =
             cst_list_entry((struct cst_list *)it, struct cst_seg_ns, link);

@@ -87,7 +87,7 @@ struct cst_seg_recover {
     size_t kept_n, kept_cap;
     struct orphan *orphans; /* owned */
     size_t n_orphans, cap_orphans;
-    uint32_t n_other_cipher, n_no_key;
+    uint32_t n_other_cipher, n_no_key, n_odd, n_missing;
     bool telling;
 };
 
@@ -504,6 +504,18 @@ static void end(struct cst_seg_recover *r, int status) {
     if (r->n_no_key)
         cst_seg_note(seg, "%u segments of the disk tier have no key any more: they are free",
                      r->n_no_key);
+    if (r->n_odd)
+        cst_seg_note(seg,
+                     "%u files of the disk tier are not as long as a segment (half copied, or "
+                     "changed by hand?): what they lack is lost, copy the directory again while no "
+                     "daemon uses it",
+                     r->n_odd);
+    if (r->n_missing)
+        cst_seg_note(
+            seg,
+            "%u segments of the disk tier have no file any more (deleted, or not copied?): "
+            "what they held is lost, copy the directory again while no daemon uses it",
+            r->n_missing);
     if (r->n_other_cipher)
         cst_seg_note(seg, "%u segments of the disk tier are %s: they are free", r->n_other_cipher,
                      seg->options.crypt == CST_SEG_CRYPT_AES ? "not encrypted" : "encrypted");
@@ -616,6 +628,7 @@ static bool take_header(struct cst_seg_recover *r, struct cst_seg_segment *s,
     if (!cst_seg_crc_is(head, sizeof(*head)) || cst_load32(&head->id) != s->id ||
         cst_load64(&head->segment_bytes) != r->seg->segment_bytes)
         return false; /* ours, and damaged */
+    r->n_odd += s->odd;
     s->fill = cst_load64(&head->fill);
     s->sequence = cst_load64(&head->sequence);
     r->seg->sequence = CST_MAX(r->seg->sequence, s->sequence);
@@ -645,6 +658,7 @@ static void header_read(struct cst_aio_op *op, int res) {
     struct header *h = cst_container_of(op, struct header, op);
     struct cst_seg_segment *s = h->segment;
 
+    h->r->n_odd += res && s->odd;
     if (res || !take_header(h->r, s, h->chunk)) {
         if (res && s->allocated) {
             cst_seg_error(s->seg, res);
@@ -725,6 +739,7 @@ void cst_seg_recover(struct cst_seg *seg, void (*done)(void *arg, int status), v
         done(arg, cst_err(-ENOMEM));
         return;
     }
+    r->n_missing = cst_seg_marks_missing(r->marks, seg);
     seg->recover = r;
     seg->busy++;
     headers_go(r);

@@ -327,14 +327,19 @@ static void test_half_copied(void **state) {
     (void)snprintf(path, sizeof(path), "%s/seg-00000000", p->dir);
     assert_int_equal(truncate(path, 9000), 0); /* its end is missing: footer and record */
     assert_int_equal(start(p), 0);
+    assert_non_null(strstr(p->notes, "1 files of the disk tier are not as long as a segment"));
     assert_int_equal(put(p, "uid-1", 2), 0);
     stop(p);
     (void)snprintf(path, sizeof(path), "%s/seg-00000001", p->dir);
     assert_int_equal(truncate(path, 3 * SEGMENT), 0); /* grown by hand */
+    p->notes[0] = 0;
     assert_int_equal(start(p), 0);
+    assert_non_null(strstr(p->notes, "are not as long as a segment"));
     stop(p);
     remove_named(p->dir, "seg-00000001");
+    p->notes[0] = 0;
     assert_int_equal(start(p), 0);
+    assert_non_null(strstr(p->notes, "1 segments of the disk tier have no file any more"));
     assert_int_equal(put(p, "uid-1", 3), 0);
     stop(p);
     write_file(p->dir, "seg-00000002", "what is this", 12); /* not one of ours */
