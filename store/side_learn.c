@@ -101,6 +101,8 @@ static bool go_on(struct cst_learn_pass *pass, struct cst_space *space, uint32_t
         if (!*left)
             return false;
         --*left;
+        if (l && is_raw(b) && pass->tokens + tokens_of(b) > most)
+            return true; /* there is no memory for them */
         pass->seen++;
         pass->after = b->seq;
         if (is_raw(b)) {

@@ -195,6 +195,26 @@ static void learning_does_not_wait_for_a_pause(void **state) {
     teardown(&x);
 }
 
+/* Memory for learning from half of the tokens, which is no whole number of blocks. */
+static void learning_takes_as_many_tokens_as_memory_allows(void **state) {
+    enum { ODD = 41 };
+    struct world_options options = waiting;
+    struct setup x = setup(&options, CST_CLASS_SMALL_LOSS);
+    struct cst_side_info info;
+
+    options.memory = 2 * (cst_learn_bound(x.s->desc) + cst_side_memory(x.s->desc) +
+                          cst_learn_work_size(x.s->desc, ODD * WORLD_TOKENS - 1));
+    teardown(&x);
+    x = setup(&options, CST_CLASS_SMALL_LOSS);
+    store(&x, 0, ODD);
+    wait_s(&x, 11);
+    assert_int_equal(x.s->stats.sides_learned, 1);
+    assert_non_null(cst_space_side_bytes(x.s, 0, &info));
+    assert_int_equal(cst_side_newest(x.s)->side.tokens,
+                     ODD / 2 * WORLD_TOKENS - 4); /* but for the sinks */
+    teardown(&x);
+}
+
 /* Others use most of it before the wait is over. */
 static void under_pressure_nothing_waits(void **state) {
     struct setup x = setup(&waiting, CST_CLASS_SMALL_LOSS);
@@ -394,6 +414,7 @@ int main(void) {
         cmocka_unit_test(a_short_prompt_is_encoded_without),
         cmocka_unit_test(exact_spaces_never_wait),
         cmocka_unit_test(learning_does_not_wait_for_a_pause),
+        cmocka_unit_test(learning_takes_as_many_tokens_as_memory_allows),
         cmocka_unit_test(under_pressure_nothing_waits),
         cmocka_unit_test(nobody_learns_where_it_is_not_allowed),
         cmocka_unit_test(drift_is_learned_from),
