@@ -124,6 +124,11 @@ static int index_init(struct cst_seg_segment *s, struct index *index) {
     return 0;
 }
 
+static void index_deinit(struct index *index) {
+    OPENSSL_cleanse(&index->seal, sizeof(index->seal));
+    index->heap = cst_free(index->heap);
+}
+
 static int index_seal(struct index *index) {
     int r = 0;
 
@@ -167,7 +172,7 @@ static void closing_end(struct closing *c, int status) {
     }
     s->writers--;
     s->seg->busy--;
-    cst_free(c->index.heap);
+    index_deinit(&c->index);
     cst_free(c);
     closed(s);
     cst_seg_spare(s->seg);
@@ -254,7 +259,7 @@ int cst_segment_close_now(struct cst_seg_segment *s) {
         r = cst_fold(cst_aio_now(s->file, CST_AIO_WRITE, index.data,
                                  cst_chunk_offset(index.first_chunk),
                                  cst_chunk_offset(index.n_chunks + 1)));
-    cst_free(index.heap);
+    index_deinit(&index);
     s->state = CST_SEG_CLOSED;
     return r;
 }
@@ -499,8 +504,8 @@ void cst_segment_empty(struct cst_seg_segment *s) {
     while (s->n_spaces)
         (void)cst_seg_space_unref(s->spaces[--s->n_spaces]);
     s->spaces = cst_free(s->spaces);
+    OPENSSL_cleanse(&s->seal, sizeof(s->seal)); /* begin() makes another */
     if (s->forget) {
-        OPENSSL_cleanse(&s->seal, sizeof(s->seal));
         s->state = CST_SEG_MAKING;
         cst_segment_discard(s);
     }

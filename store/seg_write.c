@@ -22,6 +22,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <openssl/crypto.h>
 
 enum { PAYLOAD_AAD = offsetof(struct cst_disk_record, payload_tag) };
 
@@ -174,6 +175,7 @@ static void tell(struct cst_seg_write *w, int status) {
     cst_list_unlink(&w->link);
     cst_seg_ring_give(&seg->ring, &w->part);
     cst_seg_ring_give(&seg->heads, &w->head);
+    OPENSSL_cleanse(&w->seal, sizeof(w->seal));
     cst_free(w);
     s->writers--;
     seg->busy--;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine of the disk tier on files in memory: stores, reads, restarts, eviction, refusals. */
 #include "base/mem.h"
-#include "store/seg_format.h"
+#include "store/seg_core.h"
 #include "tests/unit/store/seg_world.h"
 
 #include <setjmp.h>
@@ -233,6 +233,29 @@ static void test_namespaces(void **state) {
     seg_world_free(w);
 }
 
+/* Segments that hold nothing have no key, whatever they held. */
+static void test_keys_of_empty_segments(void **state) {
+    static const uint8_t none[CST_DISK_KEY];
+    struct seg_world *w = seg_world_new(11, CST_SEG_CRYPT_AES);
+    unsigned n_empty = 0;
+
+    (void)state;
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    fill(w, 100, 9000);
+    for (uint32_t i = 0; i < 100; i++)
+        seg_world_drop(w, i, false);
+    seg_world_settle(w);
+    for (uint32_t i = 0; i < w->seg->n_segments; i++) {
+        const struct cst_seg_segment *s = &w->seg->segments[i];
+
+        n_empty += s->state == CST_SEG_FREE && s->fill;
+        assert_true(s->ns || !memcmp(s->seal.key, none, sizeof(none)));
+    }
+    assert_true(n_empty > 0);
+    seg_world_free(w);
+}
+
 /* A purge while stores and an eviction are under way. */
 static void test_purge_busy(void **state) {
     (void)state;
@@ -411,12 +434,19 @@ static void test_refused_leaves_no_trace(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_eviction),        cmocka_unit_test(test_killed_while_refilled),
-        cmocka_unit_test(test_parents_first),   cmocka_unit_test(test_side_data),
-        cmocka_unit_test(test_namespaces),      cmocka_unit_test(test_purge_busy),
-        cmocka_unit_test(test_many_namespaces), cmocka_unit_test(test_too_many_namespaces),
-        cmocka_unit_test(test_admission),       cmocka_unit_test(test_refused_leaves_no_trace),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_eviction),
+        cmocka_unit_test(test_killed_while_refilled),
+        cmocka_unit_test(test_parents_first),
+        cmocka_unit_test(test_side_data),
+        cmocka_unit_test(test_namespaces),
+        cmocka_unit_test(test_purge_busy),
+        cmocka_unit_test(test_keys_of_empty_segments),
+        cmocka_unit_test(test_many_namespaces),
+        cmocka_unit_test(test_too_many_namespaces),
+        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_refused_leaves_no_trace),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
