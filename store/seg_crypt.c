@@ -102,10 +102,12 @@ static int seal_gcm(const struct cst_seal *seal, uint64_t nonce, struct cst_seal
     for (size_t at = 0; at < n; at += SLICE) {
         size_t len = CST_MIN(n - at, (size_t)SLICE);
 
-        if (crc)
+        if (crc && dst == src)
             *crc = cst_crc32c(*crc, src + at, len);
         if (EVP_EncryptUpdate(ctx, dst + at, &got, src + at, (int)len) != 1 || (size_t)got != len)
             return cst_err(-EIO);
+        if (crc && dst != src) /* after: the cipher, which is slower, waits for memory less */
+            *crc = cst_crc32c(*crc, src + at, len);
     }
     if (EVP_EncryptFinal_ex(ctx, rest, &got) != 1 ||
         EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_GET_TAG, CST_DISK_TAG, tag) != 1)
