@@ -63,6 +63,12 @@ static void step_fetch(struct traffic *t, unsigned i, unsigned slot) {
     f->status = cst_fetch_start(t->s, t->keys + 32UL * i, CST_FETCH_DECODED, &f->fetch);
 }
 
+static bool too_little(const struct traffic *t) {
+    const struct cst_space_stats *s = &t->s->stats;
+
+    return t->read <= 1000 || t->stored <= 100 || s->encodes <= 10 || s->decodes <= 10;
+}
+
 static void jobs_run_beside_the_loop(void **state) {
     static struct traffic t;
     struct thread_jobs pool;
@@ -77,7 +83,8 @@ static void jobs_run_beside_the_loop(void **state) {
 
         world_key(t.keys + 32UL * i, parent_key(&t, i), tokens, WORLD_TOKENS);
     }
-    for (unsigned step = 0; step < STEPS; step++) {
+    /* how much comes to pass in so many steps depends on the machine: more, where it is busy */
+    for (unsigned step = 0; step < STEPS || (too_little(&t) && step < 50 * STEPS); step++) {
         uint64_t r = cst_seeded_random_next(&t.rng);
         unsigned i = (unsigned)(r >> 8) % KEYS;
         uint64_t n;
@@ -97,8 +104,7 @@ static void jobs_run_beside_the_loop(void **state) {
         cst_fetch_release(&t.fetches[slot].fetch);
     thread_jobs_drain(&pool, true);
     world_check(t.w);
-    assert_true(t.read > 1000 && t.stored > 100);
-    assert_true(t.s->stats.encodes > 10 && t.s->stats.decodes > 10);
+    assert_false(too_little(&t));
     (void)cst_space_clear(t.s);
     (void)cst_space_unref(t.s);
     thread_jobs_drain(&pool, true);
