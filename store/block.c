@@ -126,7 +126,8 @@ static enum cst_filed filed_as(const struct cst_block *b) {
         return is_at_rest(b) && !b->n_children ? CST_FILED_COLD : CST_FILED_NOT;
     if (b->packed.slab || cst_block_is_cold(b))
         return b->hot.leases || b->hot.busy ? CST_FILED_NOT : CST_FILED_CLEAN;
-    return b->encoding || b->unpackable ? CST_FILED_NOT : CST_FILED_DIRTY;
+    return b->encoding || b->unpackable || !cst_block_is_original(b) ? CST_FILED_NOT
+                                                                     : CST_FILED_DIRTY;
 }
 
 static void file(struct cst_block *b) {

@@ -107,6 +107,11 @@ static inline bool cst_block_in_memory(const struct cst_block *b) {
     return b->hot.slab || b->packed.slab;
 }
 
+/* Its hot copy holds the bytes that were committed, not what a lossy frame gave back. */
+static inline bool cst_block_is_original(const struct cst_block *b) {
+    return b->hot.slab && b->hot.crc == b->crc;
+}
+
 static inline enum cst_tier cst_block_tier(const struct cst_block *b) {
     if (cst_block_in_memory(b))
         return b->hot.slab ? CST_TIER_HOT : CST_TIER_PACKED;

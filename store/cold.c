@@ -265,7 +265,7 @@ static struct cst_copy *source_of(struct cst_block *b) {
 
     if (b->packed.slab && !(b->side && cst_side_disk_is_out(b->side)))
         return &b->packed;
-    if (b->hot.slab && b->hot.crc == b->crc && (b->unpackable || store->draining))
+    if (cst_block_is_original(b) && (b->unpackable || store->draining))
         return &b->hot;
     return NULL;
 }
@@ -423,7 +423,8 @@ bool cst_cold_spill(struct cst_block *b) {
 
 bool cst_cold_wants_frame(const struct cst_block *b) {
     return is_ready(b->space->store->cold) && may_spill(b) && !b->packed.slab &&
-           !cst_block_is_cold(b) && !b->spill && !source_of((struct cst_block *)b);
+           !cst_block_is_cold(b) && !b->spill && cst_block_is_original(b) &&
+           !source_of((struct cst_block *)b);
 }
 
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
@@ -526,7 +527,8 @@ void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref) {
         b->cold = ref;
 }
 
-/* The memory of the block, if it has any, serves on. */
+/* The memory of the block, if it has any, serves on; what a lossy frame gave back is never written
+ * again. */
 void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
     struct cst_block *b = owner;
 

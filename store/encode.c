@@ -328,7 +328,7 @@ static bool start(struct cst_space *space) {
 
     if (!e)
         return false;
-    assert(b->hot.crc == b->crc);
+    assert(cst_block_is_original(b));
     cst_choices(&e->choices, space->klass, cst_store_preset(space->store, space->klass),
                 e->side ? &e->side->side : NULL);
     submit(e);

@@ -83,7 +83,7 @@ static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) 
         return false; /* which may still wait for a slot, and reads this copy then */
     if (cst_block_is_cold(b))
         return true;
-    return s->slab.packed ? b->hot.slab && b->hot.crc == b->crc : b->packed.slab != NULL;
+    return s->slab.packed ? cst_block_is_original(b) : b->packed.slab != NULL;
 }
 
 /* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first;

@@ -64,7 +64,7 @@ struct cst_learning {
 /* ---- what there is ---- */
 
 static bool is_raw(const struct cst_block *b) {
-    return b->stored && !b->dead && b->hot.slab && b->hot.crc == b->crc;
+    return b->stored && !b->dead && cst_block_is_original(b);
 }
 
 static uint32_t tokens_of(const struct cst_block *b) {

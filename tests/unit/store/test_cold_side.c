@@ -631,6 +631,31 @@ static void side_data_are_moved(void **state) {
     lab_end(&l);
 }
 
+/* Decoded blocks whose records went serve on as they are: nothing makes a frame of them again. */
+static void what_a_lossy_frame_gave_back_is_not_encoded(void **state) {
+    struct lab l = lab_new(16 << 20);
+    unsigned left;
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    fill_lab(&l);
+    l = restarted(&l);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS);
+    for (uint32_t id = 0; id < 3; id++)
+        empty_segment(&l, id);
+    left = (unsigned)l.space->stats.cold_blocks;
+    assert_true(left < BLOCKS);
+    for (unsigned i = 0; i < 20; i++)
+        tick(&l, 1);
+    assert_int_equal(l.space->stats.encodes, 0);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), BLOCKS);
+    for (unsigned i = 0; i < BLOCKS; i++)
+        assert_false(cst_cold_wants_frame(block(&l, i)));
+    l = restarted(&l);
+    assert_int_equal(check_blocks(&l, 0, BLOCKS), left);
+    lab_end(&l);
+}
+
 /* Other blocks go through the tier several times: side data are not lost while frames need them. */
 static void side_data_outlive_their_segments(void **state) {
     struct lab l = lab_new(4 << 20);
@@ -843,6 +868,7 @@ int main(void) {
         cmocka_unit_test(damaged_side_data_are_misses),
         cmocka_unit_test(a_lost_number_is_not_given_again),
         cmocka_unit_test(side_data_are_moved),
+        cmocka_unit_test(what_a_lossy_frame_gave_back_is_not_encoded),
         cmocka_unit_test(side_data_outlive_their_segments),
         cmocka_unit_test(a_tier_that_is_too_small_takes_neither),
         cmocka_unit_test(old_versions_give_way),
