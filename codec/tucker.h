@@ -78,6 +78,7 @@ struct cst_tucker {
     uint32_t rank_max;                    /* that the scratch holds */
     struct cst_tucker_scratch scratch;    /* y and z also serve decoding */
     float *x, *token, *dim;               /* a cell; directions */
+    float *kept;                          /* of a cell by token directions */
     /* The rest only while encoding */
     const struct cst_tucker_recipe *recipe;
     const uint8_t *block;

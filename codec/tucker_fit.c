@@ -80,19 +80,6 @@ static bool load_cell(const struct fit *f) {
 /* ---- the residual ----------------------------------------------------------------------------
  */
 
-/* scratch.z = what the token directions are multiplied by, of the cell's projection onto the
- * directions */
-static void project(const struct fit *f) {
-    struct cst_tucker *t = f->t;
-    uint32_t dims = f->shape.dims;
-
-    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &f->shape, t->x, false);
-    cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
-    cst_symmetrize(dims, t->scratch.gram, dims);
-    cst_gemm(false, false, f->rank_t * f->shape.heads, dims, dims, 1, f->left, dims,
-             t->scratch.gram, dims, 0, t->scratch.z, dims);
-}
-
 /* left = the cell less the token directions times scratch.z */
 static void take_backbone(const struct fit *f) {
     struct cst_tucker *t = f->t;
@@ -199,27 +186,55 @@ static void fit_means(const struct fit *f) {
 /* ---- factors ---------------------------------------------------------------------------------
  */
 
-/* Multiplies parts of `rows` rows for each token direction, or token, by their weights. */
-static void weigh(const struct fit *f, float *x, uint32_t rows, uint32_t columns, bool back) {
-    for (uint32_t i = 0; i < f->cell->n; i++) {
-        size_t n = (size_t)rows * f->member[i].heads * columns;
-        float weight = back ? 1 / f->member[i].weight : f->member[i].weight;
-
-        for (size_t k = 0; k < n && f->t->recipe->level; k++)
-            x[k] *= weight;
-        x += n;
-    }
+/* What the token directions keep of `from`: to t->kept. */
+static void keep(const struct fit *f, const float *from, bool weighted) {
+    cst_tucker_across_tokens(f->t->kept, f->t->token, f->rank_t, &f->shape, from, weighted);
 }
 
-/* The directions of the dimensions, from what the token directions keep of `from`. */
-static bool fit_dims(const struct fit *f, const float *from) {
+/* to = t->kept in the directions of the dimensions, a core */
+static void turn(const struct fit *f, float *to) {
+    const struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+
+    cst_gemm(false, true, f->rank_t * f->shape.heads, f->rank_d, dims, 1, t->kept, dims, t->dim,
+             dims, 0, to, f->rank_d);
+}
+
+/* scratch.z = a core, back from the directions of the dimensions */
+static void turn_back(const struct fit *f, const float *core) {
+    const struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+
+    cst_gemm(false, false, f->rank_t * f->shape.heads, dims, f->rank_d, 1, core, f->rank_d, t->dim,
+             dims, 0, t->scratch.z, dims);
+}
+
+/* scratch.z = t->kept, of which the directions of the dimensions keep a part, too */
+static void keep_dims(const struct fit *f) {
+    const struct cst_tucker *t = f->t;
+    uint32_t dims = f->shape.dims;
+    size_t rows = (size_t)f->rank_t * f->shape.heads;
+
+    if (f->rank_d == dims) {
+        memcpy(t->scratch.z, t->kept, rows * dims * sizeof(float));
+        return;
+    }
+    cst_gram(f->rank_d, dims, 1, t->dim, dims, 0, t->scratch.gram, dims);
+    cst_symmetrize(dims, t->scratch.gram, dims);
+    cst_gemm(false, false, (uint32_t)rows, dims, dims, 1, t->kept, dims, t->scratch.gram, dims, 0,
+             t->scratch.z, dims);
+}
+
+/* One step of orthogonal iteration of the directions of the dimensions, from t->kept. All of them
+ * stay. */
+static bool fit_dims(const struct fit *f) {
     struct cst_tucker *t = f->t;
     uint32_t dims = f->shape.dims;
-    float *moved = t->scratch.z; /* free once the Gram matrix is made */
+    float *moved = t->scratch.z;
 
-    cst_tucker_across_tokens(t->scratch.z, t->token, f->rank_t, &f->shape, from, false);
-    weigh(f, t->scratch.z, f->rank_t, dims, false);
-    cst_gram(f->rank_t * f->shape.heads, dims, 1, t->scratch.z, dims, 0, t->scratch.gram, dims);
+    if (f->rank_d == dims)
+        return true;
+    cst_gram(f->rank_t * f->shape.heads, dims, 1, t->kept, dims, 0, t->scratch.gram, dims);
     cst_symmetrize(dims, t->scratch.gram, dims);
     cst_gemm(false, false, f->rank_d, dims, dims, 1, t->dim, dims, t->scratch.gram, dims, 0, moved,
              dims);
@@ -227,20 +242,14 @@ static bool fit_dims(const struct fit *f, const float *from) {
     return !cst_orthonormalize(dims, f->rank_d, t->dim, dims, t->scratch.eigen);
 }
 
-/* The token directions, from what the dimension directions keep of `from`, which is in scratch.z
- * then; f->left is lost. */
+/* The same of the token directions, from t->kept of `from`. */
 static bool fit_tokens(const struct fit *f, const float *from) {
     struct cst_tucker *t = f->t;
-    struct cst_tucker_shape shape = f->shape;
-    float *turned = t->scratch.z;
 
-    shape.dims = f->rank_d;
-    cst_gemm(false, true, shape.tokens * shape.heads, f->rank_d, f->shape.dims, 1, from,
-             f->shape.dims, t->dim, f->shape.dims, 0, turned, f->rank_d);
-    weigh(f, turned, shape.tokens, f->rank_d, false);
-    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &shape, turned, false);
-    cst_tucker_onto_tokens(t->token, f->left, f->rank_t, &shape, turned, false);
-    return !cst_orthonormalize(shape.tokens, f->rank_t, t->token, shape.tokens, t->scratch.eigen);
+    keep_dims(f);
+    cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, &f->shape, from, true);
+    return !cst_orthonormalize(f->shape.tokens, f->rank_t, t->token, f->shape.tokens,
+                               t->scratch.eigen);
 }
 
 /* Stores directions of tokens by token. */
@@ -289,29 +298,39 @@ static void put_core(const struct fit *f, const float *core) {
     }
 }
 
-/* scratch.z is what the token directions are multiplied by then. */
+/* scratch.z is what the token directions are multiplied by then; left is lost. */
 static bool fit_factors(const struct fit *f) {
     struct cst_tucker *t = f->t;
-    struct cst_tucker_shape turned = f->shape;
 
-    turned.dims = f->rank_d;
-    if (!fit_dims(f, f->left))
+    keep(f, f->left, true);
+    if (!fit_dims(f))
         return false;
     round_halves(f->open->dim, t->dim, (size_t)f->rank_d * f->shape.dims, f->w->ops);
     if (!fit_tokens(f, f->left))
         return false;
     put_tokens(f);
-    cst_tucker_across_tokens(f->left, t->token, f->rank_t, &turned, t->scratch.z, false);
-    weigh(f, f->left, f->rank_t, f->rank_d, true);
+    keep(f, f->left, false);
+    turn(f, f->left);
     put_core(f, f->left);
-    cst_gemm(false, false, f->rank_t * f->shape.heads, f->shape.dims, f->rank_d, 1, f->left,
-             f->rank_d, t->dim, f->shape.dims, 0, t->scratch.z, f->shape.dims);
+    turn_back(f, f->left);
     return true;
 }
 
-/* Directions of just these ranks: those of the plan are best together with the ones behind them. */
+/* Directions of just these ranks, as those of the plan are best together with the ones behind
+ * them; scratch.z is what the token directions are multiplied by to give the backbone. */
 static bool fit_basis(const struct fit *f) {
-    return !f->rank_t || (fit_dims(f, f->t->x) && fit_tokens(f, f->t->x));
+    const float *x = f->t->x;
+
+    if (!f->rank_t)
+        return true;
+    keep(f, x, true);
+    if (!fit_dims(f) || !fit_tokens(f, x))
+        return false;
+    if (f->open->choice.bits) {
+        keep(f, x, false);
+        keep_dims(f);
+    }
+    return true;
 }
 
 static bool code_residual(struct fit *f) {
@@ -330,8 +349,6 @@ static bool code_cell(struct fit *f) {
 
     if (!fit_basis(f))
         return false;
-    if (f->rank_t && f->open->choice.bits)
-        project(f);
     for (int i = 0; i < ROUNDS; i++) {
         if (!code_residual(f))
             return false;

@@ -88,6 +88,7 @@ static void take_scratch(struct cst_tucker *t, struct arena *a, const struct ext
     t->scratch.y = take_floats(a, cell);
     t->scratch.z = take_floats(a, cell);
     t->x = take_floats(a, cell);
+    t->kept = take_floats(a, rank * e->channels);
     t->token = take_floats(a, (uint64_t)t->rank_max * e->tokens);
     t->dim = take_floats(a, (uint64_t)e->dims * e->dims);
 }
