@@ -96,6 +96,7 @@ struct cst_tucker {
     uint64_t budget; /* bytes of all streams of cells, each rounded up to where the next starts */
     uint64_t planned;
     bool over_budget;
+    bool again; /* the block was coded before: codes are looked for harder */
 };
 
 /* Bytes of w->dense. */

@@ -101,6 +101,7 @@ bool cst_tucker_again(struct cst_tucker *t, const struct cst_codec_work *w) {
         any |= t->hull[c].n && t->cell[c].missed < MAYBE;
     if (!any && t->n_cells > FEW_CELLS)
         return false;
+    t->again = any;
     for (uint32_t c = 0; c < t->n_cells; c++) {
         if (t->hull[c].n && cst_hull_at(&t->hull[c], t->choice[c])->bits)
             found |= find(t, c, any ? TRIES : FEW_TRIES, w);

@@ -23,10 +23,10 @@
 
 enum {
     SAMPLE = 8,  /* one row of so many is looked at to see whether a cell was coded before */
-    ROUNDS = 12, /* of codes and factors, of a cell that was, at most */
+    ROUNDS = 24, /* of codes and factors, of a cell that was, at most */
 };
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
-static const float MAYBE = 0.8f, WORTH = 0.9f, NOTHING = 0.02f;
+static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
 
 struct fit {
     struct cst_tucker *t;
@@ -357,7 +357,9 @@ static bool code_cell(struct fit *f) {
             return false;
         was = now;
         now = missed(f);
-        if (now > MAYBE || now > WORTH * was || now < NOTHING)
+        if (f->t->again ? now > HARD_WORTH * was : now > MAYBE || now > WORTH * was)
+            break;
+        if (now < NOTHING)
             break;
     }
     return true;
