@@ -471,7 +471,7 @@ static void a_version_goes_with_its_last_frame(void **state) {
 
 /* Power is lost at every write of a clean stop: of side data, of frames, of what closes it. */
 static void power_is_lost_at_every_write(void **state) {
-    unsigned step = is_long() ? 1 : 3, most = 0, least = BLOCKS;
+    unsigned step = is_long() ? 1 : 5, most = 0, least = BLOCKS;
 
     (void)state;
     for (unsigned n = 1;; n += step) {
@@ -668,7 +668,7 @@ static void side_data_outlive_their_segments(void **state) {
     l.memory = 16 << 20;
     l = restarted(&l);
     assert_int_equal(l.space->stats.cold_blocks, BLOCKS);
-    for (unsigned round = 0; round < 10; round++) {
+    for (unsigned round = 0; round < 6; round++) {
         crowd(&l, 10000 + 400 * round, 400);
         (void)check_blocks(&l, 0, 2); /* in use; the others go */
         check_nothing_is_lost(&l);
@@ -844,7 +844,7 @@ static void a_purge_forgets_what_is_being_made(void **state) {
 /* Memory that fails during recovery costs hits. */
 static void memory_fails_in_recovery(void **state) {
     (void)state;
-    for (uint64_t n = 1, last = 0; !last; n += is_long() ? 1 : 7) {
+    for (uint64_t n = 1, last = 0; !last; n += is_long() ? 1 : 23) {
         struct lab l = lab_new(16 << 20);
 
         assert_int_equal(start(&l), 0);
