@@ -158,6 +158,7 @@ struct cst_seg {
     struct cst_seg_options options;
     struct cst_seg_env env;
     struct cst_aio_file *super;
+    bool super_is_new; /* this start made its file */
     uint8_t uuid[16];
     uint64_t segment_bytes;
     uint32_t chunks; /* of a segment */

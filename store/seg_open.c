@@ -209,12 +209,8 @@ static uint64_t default_segment_bytes(uint64_t bytes) {
     return n;
 }
 
-static int super_new(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
-    struct cst_disk_super super = { 0 };
-    uint64_t bytes = seg->options.segment_bytes ? seg->options.segment_bytes
-                                                : default_segment_bytes(seg->options.bytes);
-    int r;
-
+/* Whether it may become ours. */
+static int check_listing(const struct listing *l, char *message, size_t cap) {
     if (l->n || l->ours)
         return refuse(message, cap,
                       "the disk tier's directory has segments but no valid file "
@@ -223,6 +219,20 @@ static int super_new(struct cst_seg *seg, const struct listing *l, char *message
     if (l->others)
         return refuse(message, cap,
                       "the disk tier's directory holds other files: give it one of its own");
+    return 0;
+}
+
+static int super_new(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
+    struct cst_disk_super super = { 0 };
+    uint64_t bytes = seg->options.segment_bytes ? seg->options.segment_bytes
+                                                : default_segment_bytes(seg->options.bytes);
+    int r = check_listing(l, message, cap);
+
+    if (r) {
+        if (seg->super_is_new) /* what we don't use keeps no file of ours */
+            (void)cst_aio_unlink(seg->env.aio, CST_DISK_SUPER_NAME);
+        return r;
+    }
     if (bytes % CST_DISK_CHUNK || bytes < CST_DISK_SEGMENT_BYTES_MIN ||
         bytes > CST_DISK_SEGMENT_BYTES_MAX)
         return refuse(
@@ -310,9 +320,13 @@ static int lock(struct cst_seg *seg, struct cst_aio_file *file) {
 }
 
 static int super_open(struct cst_seg *seg, char *message, size_t cap) {
-    int r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME, CST_AIO_CREATE | CST_AIO_BUFFERED,
-                         &seg->super);
+    int r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME,
+                         CST_AIO_CREATE | CST_AIO_EXCLUSIVE | CST_AIO_BUFFERED, &seg->super);
 
+    seg->super_is_new = !r;
+    if (r == CST_AIO_E_EXISTS)
+        r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME, CST_AIO_CREATE | CST_AIO_BUFFERED,
+                         &seg->super);
     if (r == -EACCES || r == -EPERM || r == -EROFS)
         return refuse(message, cap,
                       "the disk tier's directory isn't writable for the daemon: give it to the "

@@ -663,6 +663,8 @@ void cst_seg_spare(struct cst_seg *seg) {
         }
         return;
     }
+    if (seg->n_free && seg->n_files <= CST_SEG_SPARES)
+        return; /* so few: the reserve would be all there is */
     if (!seg->evict && !cst_seg_evict_start(seg, NULL) && !seg->n_free)
         finish_idle(seg);
 }
