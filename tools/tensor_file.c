@@ -443,6 +443,8 @@ int cst_tensor_file_list(const char *folder, char ***out, size_t *n) {
             r = append(out, n, entry->d_name, len - 5);
     }
     (void)closedir(dir);
+    if (!r && !*n)
+        return complain(-ENOENT, folder, "holds no NAME.json that describes tensors");
     if (*n)
         qsort(*out, *n, sizeof(**out), by_text);
     return r;
