@@ -133,7 +133,7 @@ static void recovered(void *arg, int status) {
 
 static void tell_recovery(const struct cst_server *server, bool over) {
     struct cst_seg_stats s;
-    char text[128];
+    char text[128], found[96] = "no blocks yet";
 
     (void)cst_store_disk_stats(server->store, &s);
     if (!over) {
@@ -142,11 +142,14 @@ static void tell_recovery(const struct cst_server *server, bool over) {
         cst_sd_status(text);
         return;
     }
-    cst_log(CST_LOG_INFO, "disk: %s, %s, %llu MiB, %s; %llu blocks found in %llu ms after %s",
-            server->config.directory, cst_aio_name(server->disk.aio),
-            (unsigned long long)(s.bytes >> 20), s.encrypted ? "encrypted" : "not encrypted",
-            (unsigned long long)s.found, (unsigned long long)(s.recover_ns / CST_NS_PER_MS),
-            s.recovered_clean ? "a clean stop" : "no clean stop");
+    if (s.recover_total)
+        (void)snprintf(found, sizeof(found), "%llu blocks found in %llu ms after %s",
+                       (unsigned long long)s.found,
+                       (unsigned long long)(s.recover_ns / CST_NS_PER_MS),
+                       s.recovered_clean ? "a clean stop" : "no clean stop");
+    cst_log(CST_LOG_INFO, "disk: %s, %s, %llu MiB, %s; %s", server->config.directory,
+            cst_aio_name(server->disk.aio), (unsigned long long)(s.bytes >> 20),
+            s.encrypted ? "encrypted" : "not encrypted", found);
     if (s.cached && server->config.disk_direct)
         cst_log(CST_LOG_NOTICE,
                 "disk: the file system of %s can't go past the page cache, so that takes memory, "
