@@ -285,6 +285,8 @@ static void spill_done(struct cst_seg_store *store, int status) {
     } else if (!status) {
         cst_cold_set(b, cst_seg_store_ref(store), store->record.payload_bytes, store->record.preset,
                      s->side);
+        if (!s->copy && !b->packed.slab)
+            b->error = store->record.error; /* the frame was never in memory */
         space->stats.spilled_blocks++;
         space->stats.spilled_bytes += store->record.payload_bytes;
     }
