@@ -9,6 +9,7 @@
  */
 #include "base/err.h"
 #include "base/mem.h"
+#include "codec/codec.h"
 #include "proto/key.h"
 #include "store/cold.h"
 #include "store/prefix_trie.h"
@@ -85,7 +86,9 @@ static bool is_plausible(const struct cst_space *space, const struct cst_seg_rec
         return false;
     if (r->n_side > 1)
         return false;
-    return r->preset != CST_PRESET_NONE || r->payload_bytes == d->block_bytes;
+    if (r->preset == CST_PRESET_NONE)
+        return r->payload_bytes == d->block_bytes;
+    return cst_preset_name(r->preset) && r->payload_bytes <= cst_frame_bound(d);
 }
 
 static uint64_t age_ns(const struct cst_cold *c, const struct cst_seg_record *r) {

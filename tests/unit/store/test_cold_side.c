@@ -6,6 +6,7 @@
  */
 #include "tests/lib/check.h"
 
+#include "base/crc32c.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "proto/key.h"
@@ -748,6 +749,82 @@ static void old_versions_give_way(void **state) {
     lab_end(&l);
 }
 
+/* ---- frames ---- */
+
+static void a_frame_that_was_never_in_memory_has_its_error(void **state) {
+    struct lab l = lab_new(16 << 20);
+    struct cst_frame frame = { .length = 1000, .preset = CST_PRESET_TURBOQUANT, .error = .125F };
+    struct cst_block *b;
+    uint8_t key[32];
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    store_chain(&l, l.space, 100, 1, key);
+    b = cst_trie_find(l.space, key);
+    frame.data = cst_calloc(frame.length, 1);
+    frame.crc = cst_crc32c(0, frame.data, frame.length);
+    assert_int_equal(cst_cold_spill_frame(b, &frame), 0);
+    settle(&l);
+    assert_true(cst_block_is_cold(b) && !b->packed.slab);
+    assert_true(b->error == .125F);
+    lab_end(&l);
+}
+
+static void nothing(struct cst_seg_store *store, int status) {
+    assert_int_equal(status, 0);
+}
+
+/* Records that say of their frames what no frame can be: they are as none. */
+static void frames_that_can_not_be_are_not_found(void **state) {
+    static const struct {
+        uint64_t bytes;
+        uint8_t preset;
+        bool found;
+    } rows[] = {
+        { 1000, CST_PRESET_TURBOQUANT, true },
+        { BLOCK, CST_PRESET_NONE, true },
+        { 1000, CST_PRESETS, false },
+        { BLOCK - 1, CST_PRESET_NONE, false },
+        { BLOCK + 4096, CST_PRESET_TURBOQUANT, false },
+    };
+    static const uint8_t bytes[BLOCK + 4096];
+    struct lab l = lab_new(16 << 20);
+    uint32_t tokens[TOKENS] = { 1 };
+    uint8_t own[32], key[CST_COUNT(rows)][32];
+
+    (void)state;
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    store_chain(&l, l.space, 100, 1, own);
+    for (uint32_t i = 0; i < CST_COUNT(rows); i++) {
+        struct cst_seg_store s = {
+            .done = nothing,
+            .payload = bytes,
+            .owner = cst_trie_find(l.space, own),
+            .record = { .type = CST_SEG_BLOCK,
+                        .space = l.space->disk,
+                        .key = key[i],
+                        .parent = root,
+                        .n_tokens = TOKENS,
+                        .tokens = tokens,
+                        .payload_bytes = rows[i].bytes,
+                        .payload_crc = cst_crc32c(0, bytes, rows[i].bytes),
+                        .preset = rows[i].preset },
+        };
+
+        memset(key[i], (int)i + 1, sizeof(key[i]));
+        assert_int_equal(cst_seg_store(l.store->cold->seg, &s), 0);
+        settle(&l);
+    }
+    stop(&l, false);
+    assert_int_equal(start(&l), 0);
+    l.space = open_space(&l, "a", CST_CLASS_COLD);
+    for (uint32_t i = 0; i < CST_COUNT(rows); i++)
+        assert_int_equal(cst_trie_find(l.space, key[i]) != NULL, rows[i].found);
+    lab_end(&l);
+}
+
 /* ---- purges ---- */
 
 static bool disk_has(struct lab *l, const uint8_t *needle, size_t n) {
@@ -872,6 +949,8 @@ int main(void) {
         cmocka_unit_test(side_data_outlive_their_segments),
         cmocka_unit_test(a_tier_that_is_too_small_takes_neither),
         cmocka_unit_test(old_versions_give_way),
+        cmocka_unit_test(a_frame_that_was_never_in_memory_has_its_error),
+        cmocka_unit_test(frames_that_can_not_be_are_not_found),
         cmocka_unit_test(a_purge_forgets_what_was_learned),
         cmocka_unit_test(a_purge_forgets_what_is_being_made),
         cmocka_unit_test(power_is_lost_at_every_write),
