@@ -139,12 +139,12 @@ void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
 /* ---- purge ---- */
 
 /* A lease or a mapping can't be taken back: what clients still have of it is not erased yet. */
-static const char *purge_result(const struct cst_namespace *ns, bool erased) {
+static const char *purge_result(const struct cst_namespace *ns, enum cst_purge result) {
     struct cst_space_stats left = { 0 };
 
     if (ns)
         cst_namespace_stats(ns, &left);
-    return left.leases || left.held_bytes || !erased ? "unlinked" : "erased";
+    return left.leases || left.held_bytes || result ? "unlinked" : "erased";
 }
 
 struct named {
@@ -164,7 +164,7 @@ void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
     const Cistern__V1__Purge *purge = (const void *)message;
     Cistern__V1__PurgeReply reply = CISTERN__V1__PURGE_REPLY__INIT;
     struct named named = { .name = purge->namespace_, .ns = call->session->tenant->ns };
-    bool erased = true;
+    enum cst_purge result = CST_PURGE_ERASED;
 
     if (purge->namespace_[0]) { /* one's own namespace is everybody's right */
         if (!is_admin(call))
@@ -173,7 +173,13 @@ void cst_req_purge(struct cst_call *call, const ProtobufCMessage *message) {
         cst_store_for_each_space(call->server->store, NULL, match_name, &named);
     }
     if (named.ns)
-        reply.blocks = cst_namespace_purge(named.ns, &erased);
-    reply.result = (char *)(uintptr_t)purge_result(named.ns, erased);
+        reply.blocks = cst_namespace_purge(named.ns, &result);
+    if (result == CST_PURGE_FAILED) {
+        cst_fail(call, CST_STATUS_INTERNAL,
+                 "gone from memory, but the disk tier can't be written: what lies there may come "
+                 "back with the next start, unless a purge goes well or the directory is emptied");
+        return;
+    }
+    reply.result = (char *)(uintptr_t)purge_result(named.ns, result);
     cst_reply(call, &reply.base);
 }

@@ -360,14 +360,16 @@ static void reopen_spaces(struct cst_namespace *ns) {
 
 /* The key goes at once, so that nothing comes back after a kill. While something is under way,
  * nothing new begins, and the rest comes with cst_store_tick(). */
-static bool purge_now(struct cst_namespace *ns) {
+static enum cst_purge purge_now(struct cst_namespace *ns) {
     enum cst_seg_erasure how = CST_SEG_UNLINKED;
     int r = cst_seg_purge(ns->store->cold->seg, ns->name, &how);
 
     ns->purging = ns->disk_ops;
     if (!r && !ns->purging)
         reopen_spaces(ns);
-    return !r && how == CST_SEG_ERASED;
+    if (r)
+        return CST_PURGE_FAILED;
+    return how == CST_SEG_ERASED ? CST_PURGE_ERASED : CST_PURGE_UNLINKED;
 }
 
 static void purge_later(struct cst_namespace *ns) {
@@ -382,8 +384,8 @@ void cst_cold_purge_slice(struct cst_store *store) {
         purge_later(cst_list_entry(it, struct cst_namespace, link));
 }
 
-bool cst_cold_purge(struct cst_namespace *ns) {
-    return !ns->store->cold || purge_now(ns);
+enum cst_purge cst_cold_purge(struct cst_namespace *ns) {
+    return ns->store->cold ? purge_now(ns) : CST_PURGE_ERASED;
 }
 
 bool cst_store_disk_stats(const struct cst_store *store, struct cst_seg_stats *out) {

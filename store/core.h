@@ -303,9 +303,8 @@ void cst_cold_slice(struct cst_store *store);
 int cst_cold_open_space(struct cst_space *space);
 /* A space ends. */
 void cst_cold_forget_space(struct cst_space *space);
-/* What is on disk of a namespace, after its blocks are gone. True: no key for it exists any more;
- * false: it was only given up. */
-bool cst_cold_purge(struct cst_namespace *ns);
+/* What is on disk of a namespace, after its blocks are gone. */
+enum cst_purge cst_cold_purge(struct cst_namespace *ns);
 void cst_cold_purge_slice(struct cst_store *store);
 void cst_cold_free(struct cst_store *store);
 

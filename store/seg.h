@@ -275,7 +275,7 @@ enum cst_seg_erasure {
 };
 /* Drops all records of the namespace, its key, and gives its segments' bytes back; owners aren't
  * told. What is under way ends first. Blocks for the keys file. 0; CST_SEG_E_OFF (read only);
- * negative errno: nothing has changed. */
+ * negative errno: the records are gone, but a start may find them again. */
 int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_erasure *how);
 
 /* ---- numbers ---- */

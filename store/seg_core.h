@@ -43,13 +43,14 @@ struct cst_seg_segment {
     struct cst_seg *seg;
     uint32_t id;
     enum cst_seg_state state;
-    bool retired;              /* a write failed in it */
-    bool unsynced;             /* written since the last sync */
-    bool begun;                /* the header of this fill is on disk */
-    bool allocated;            /* has all its blocks */
-    bool odd;                  /* its file was shorter or longer at the start */
-    bool chosen;               /* a victim */
-    bool forget;               /* its bytes are given back when it is empty: a purge */
+    bool retired;   /* a write failed in it */
+    bool unsynced;  /* written since the last sync */
+    bool begun;     /* the header of this fill is on disk */
+    bool allocated; /* has all its blocks */
+    bool odd;       /* its file was shorter or longer at the start */
+    bool chosen;    /* a victim */
+    bool forget;    /* its bytes are given back when it is empty: a purge */
+    bool kept;      /* it was to be given back, and the disk refused: a start may find it again */
     struct cst_aio_file *file; /* NULL: none */
     struct cst_list link;      /* seg->free, or its namespace's segments, the oldest first */
     struct cst_seg_ns *ns;     /* NULL without content */

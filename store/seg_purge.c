@@ -27,6 +27,7 @@ void cst_segment_discard(struct cst_seg_segment *s) {
         cst_seg_error(s->seg, r);
     cst_free(heap);
     s->forget = false;
+    s->kept = r;
     s->allocated = false; /* its blocks are taken again before it is used */
 }
 
@@ -45,14 +46,18 @@ static void forget_segment(struct cst_seg_segment *s) {
         cst_segment_empty(s);
 }
 
+static bool is_remains(const struct cst_seg_segment *s) {
+    return s->fill && (s->state == CST_SEG_FREE || s->state == CST_SEG_RETIRED ||
+                       (s->state == CST_SEG_ABSENT && s->file && s->kept));
+}
+
 /* Empty ones still hold bytes, and a start may find them again. */
 static void forget_remains(struct cst_seg *seg, const struct cst_seg_ns *ns) {
     for (uint32_t i = 0; i < seg->n_segments; i++) {
         struct cst_seg_segment *s = &seg->segments[i];
         bool was_free;
 
-        if ((s->state != CST_SEG_FREE && s->state != CST_SEG_RETIRED) || !s->fill ||
-            (s->was && s->was != ns))
+        if (!is_remains(s) || (s->was && s->was != ns))
             continue;
         was_free = s->state == CST_SEG_FREE;
         if (was_free) {
@@ -68,6 +73,8 @@ static void forget_remains(struct cst_seg *seg, const struct cst_seg_ns *ns) {
 
 int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_erasure *how) {
     struct cst_seg_ns *ns = cst_seg_ns_find(seg, namespace_name, strlen(namespace_name));
+    uint64_t errors = seg->stats.errors;
+    bool keyed = ns && ns->has_key;
     int r;
 
     *how = seg->options.crypt == CST_SEG_CRYPT_AES && seg->keys.ephemeral ? CST_SEG_ERASED
@@ -81,6 +88,8 @@ int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_
     forget_remains(seg, ns);
     if (r) /* a full file system may have room now */
         r = cst_seg_keys_forget(seg, ns, how);
+    if (!r && !keyed && seg->stats.errors > errors) /* no key went: it is all still there */
+        r = cst_err(-EIO);
     seg->changed = true;
     cst_seg_spare(seg);
     return r;

@@ -313,7 +313,7 @@ void cst_store_for_each_space(struct cst_store *store, struct cst_namespace *ns,
     }
 }
 
-uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased) {
+uint64_t cst_namespace_purge(struct cst_namespace *ns, enum cst_purge *result) {
     struct cst_list *it, *tmp;
     uint64_t n = 0;
 
@@ -330,7 +330,7 @@ uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased) {
         cst_side_forget(s);
         (void)cst_space_unref(s);
     }
-    *erased = cst_cold_purge(ns);
+    *result = cst_cold_purge(ns);
     return n;
 }
 

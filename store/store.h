@@ -302,8 +302,12 @@ int cst_space_unpin(struct cst_space *space, const uint8_t key[32]);
 /* With the whole subtree. Leased bytes stay readable until released, but are not found any more. */
 int cst_space_erase(struct cst_space *space, const uint8_t key[32], uint64_t *n_erased);
 uint64_t cst_space_clear(struct cst_space *space);
-/* *erased: false while bytes on disk may still be read by somebody who has the keys. */
-uint64_t cst_namespace_purge(struct cst_namespace *ns, bool *erased);
+enum cst_purge {
+    CST_PURGE_ERASED,
+    CST_PURGE_UNLINKED, /* bytes on disk may still be read by somebody who has the keys */
+    CST_PURGE_FAILED,   /* the disk can't be written: a start may find what lies there again */
+};
+uint64_t cst_namespace_purge(struct cst_namespace *ns, enum cst_purge *result);
 
 /* Writes one sentence why keys (and the tail) miss in this space. root: whose child the first key
  * is; without keys the tail is looked for below it. field: first descriptor field in

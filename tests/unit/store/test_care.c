@@ -195,7 +195,7 @@ static void purge_empties_one_namespace(void **state) {
     world_store_chain(w, other, root, 5, 3, keys);
     world_key_n(flat_key, 1);
     assert_int_equal(world_store(w, flat, NULL, false, flat_key, NULL, 0), 0);
-    assert_int_equal(cst_namespace_purge(cst_space_namespace(s), &(bool){ false }), 4);
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(s), &(enum cst_purge){ 0 }), 4);
     assert_int_equal(world_present(s, keys, 3), 0);
     assert_int_equal(world_present(other, keys, 3), 3);
     world_settle(w);
@@ -219,7 +219,7 @@ static void nothing_stays_after_a_purge(void **state) {
 
     world_store_chain(w, s, root, 5, 1, key);
     world_fetch(w, s, key, CST_FETCH_DECODED, &f);
-    assert_int_equal(cst_namespace_purge(cst_space_namespace(s), &(bool){ false }), 1);
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(s), &(enum cst_purge){ 0 }), 1);
     assert_int_equal(world_slabs, 1);
     cst_fetch_release(&f.fetch);
     cst_store_tick(w->store);

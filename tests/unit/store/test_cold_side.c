@@ -845,7 +845,7 @@ static void a_purge_forgets_what_was_learned(void **state) {
     struct lab l = lab_new(16 << 20);
     struct cst_side_info info[CST_SIDES_MAX];
     uint8_t canary[64], chain[BLOCKS_OLD * 32];
-    bool erased;
+    enum cst_purge result;
 
     (void)state;
     assert_int_equal(start(&l), 0);
@@ -853,7 +853,7 @@ static void a_purge_forgets_what_was_learned(void **state) {
     l = restarted(&l);
     memcpy(canary, cst_side_newest(l.space)->bytes + 4096, sizeof(canary));
     assert_true(disk_has(&l, canary, sizeof(canary)));
-    assert_int_equal(cst_namespace_purge(cst_space_namespace(l.space), &erased), BLOCKS);
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(l.space), &result), BLOCKS);
     settle(&l);
     tick(&l, 1);
     assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 0);
@@ -878,7 +878,7 @@ static void a_purge_forgets_what_is_being_made(void **state) {
     struct one_side p = { .put.done = side_told, .status = -1 };
     const float weights[2] = { .5F, .5F };
     struct cst_side_info info[CST_SIDES_MAX];
-    bool erased;
+    enum cst_purge result;
 
     (void)state;
     assert_int_equal(start(&l), 0);
@@ -889,7 +889,7 @@ static void a_purge_forgets_what_is_being_made(void **state) {
         for (unsigned i = 0; i < ticks; i++)
             (void)cst_store_tick(l.store);
         assert_non_null(l.store->learning);
-        (void)cst_namespace_purge(cst_space_namespace(l.space), &erased);
+        (void)cst_namespace_purge(cst_space_namespace(l.space), &result);
         settle(&l);
         assert_null(l.store->learning);
         assert_int_equal(cst_space_sides(l.space, info, CST_SIDES_MAX), 0);
@@ -903,7 +903,7 @@ static void a_purge_forgets_what_is_being_made(void **state) {
     for (unsigned i = 0; i < BLOCKS; i++)
         (void)cst_cold_spill(block(&l, i));
     assert_true(l.space->spills > 0);
-    (void)cst_namespace_purge(cst_space_namespace(l.space), &erased);
+    (void)cst_namespace_purge(cst_space_namespace(l.space), &result);
     settle(&l);
     assert_int_equal(p.status, CST_STORE_E_BUSY);
     for (unsigned i = 0; i < 3; i++)

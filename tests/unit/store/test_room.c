@@ -403,7 +403,7 @@ static void a_held_slab_keeps_its_space(void **state) {
     slab = f.fetch.loc.slab;
     cst_slab_hold(slab);
     (void)cst_space_unref(a); /* the lease goes on */
-    assert_int_equal(cst_namespace_purge(cst_space_namespace(a), &(bool){ false }), 1);
+    assert_int_equal(cst_namespace_purge(cst_space_namespace(a), &(enum cst_purge){ 0 }), 1);
     assert_true(world_bytes_are(&f.fetch.loc, key, 1));
     cst_fetch_release(&f.fetch);
     world_settle(w);

@@ -256,6 +256,32 @@ static void test_keys_of_empty_segments(void **state) {
     seg_world_free(w);
 }
 
+/* A purge that the disk refuses says so, and one that goes well later is one. */
+static void test_purge_refused(void **state) {
+    (void)state;
+    for (unsigned encrypted = 0; encrypted < 2; encrypted++) {
+        struct seg_world *w = seg_world_new(5, encrypted ? CST_SEG_CRYPT_AES : CST_SEG_CRYPT_OFF);
+        enum cst_seg_erasure how;
+
+        w->with_faults = true;
+        assert_int_equal(seg_world_start(w), 0);
+        seg_world_settle(w);
+        for (uint32_t i = 0; i < 20; i++)
+            assert_int_equal(seg_world_put(w, i, -1, 0, 3000), 0);
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_EIO, 1, 1000);
+        assert_true(cst_seg_purge(w->seg, "uid-1", &how) < 0);
+        assert_int_equal(how, CST_SEG_UNLINKED);
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_EIO, 0, 0);
+        assert_int_equal(cst_seg_purge(w->seg, "uid-1", &how), 0);
+        for (uint32_t i = 0; i < 20; i++)
+            w->items[i].live = w->items[i].begun = false; /* finding one fails the test */
+        seg_world_stop(w, false);
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_live(w), 0);
+        seg_world_free(w);
+    }
+}
+
 /* A purge while stores and an eviction are under way. */
 static void test_purge_busy(void **state) {
     (void)state;
@@ -443,6 +469,7 @@ int main(void) {
         cmocka_unit_test(test_namespaces),
         cmocka_unit_test(test_purge_busy),
         cmocka_unit_test(test_keys_of_empty_segments),
+        cmocka_unit_test(test_purge_refused),
         cmocka_unit_test(test_many_namespaces),
         cmocka_unit_test(test_too_many_namespaces),
         cmocka_unit_test(test_admission),
