@@ -680,7 +680,7 @@ static void dump_keys(struct cst_dump *d, const struct cst_dump_file *f) {
     cst_dump_cleanse(wrapping, sizeof(wrapping));
 }
 
-void cst_dump(struct cst_dump *d, const struct cst_dump_file *f) {
+bool cst_dump(struct cst_dump *d, const struct cst_dump_file *f) {
     char name[16];
     uint32_t id;
 
@@ -693,7 +693,11 @@ void cst_dump(struct cst_dump *d, const struct cst_dump_file *f) {
     } else if (!strncmp(f->name, "seg-", 4)) {
         id = (uint32_t)strtoul(f->name + 4, NULL, 16);
         (void)snprintf(name, sizeof(name), CST_DISK_SEGMENT_NAME, id);
-        if (!strcmp(f->name, name))
-            dump_segment(d, f, id);
+        if (strcmp(f->name, name) != 0)
+            return false;
+        dump_segment(d, f, id);
+    } else {
+        return false;
     }
+    return true;
 }

@@ -47,7 +47,8 @@ struct cst_dump {
 
 /* By its name; another name: nothing. Prints to stdout. The superblock comes first and the keys
  * before the segments, else those are not checked against them. */
-void cst_dump(struct cst_dump *d, const struct cst_dump_file *file);
+/* False: its name is none of the disk tier's; nothing was said. */
+bool cst_dump(struct cst_dump *d, const struct cst_dump_file *file);
 
 /* Forgets all keys. */
 void cst_dump_deinit(struct cst_dump *d);

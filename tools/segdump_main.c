@@ -42,6 +42,7 @@ static bool file_read(void *arg, uint64_t offset, void *out, size_t n) {
     return true;
 }
 
+/* folder: of a directory that may hold other files, too; AT_FDCWD: the file was named. */
 static int dump_file(struct cst_dump *d, int folder, const char *path) {
     int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     const char *slash = strrchr(path, '/');
@@ -55,7 +56,11 @@ static int dump_file(struct cst_dump *d, int folder, const char *path) {
         r = 2;
     } else {
         f.size = (uint64_t)st.st_size;
-        cst_dump(d, &f);
+        if (!cst_dump(d, &f) && folder == AT_FDCWD) {
+            (void)fprintf(stderr, "cistern-segdump: %s: is no file of a disk tier, by its name\n",
+                          path);
+            r = 2;
+        }
     }
     if (fd >= 0)
         (void)close(fd);
@@ -174,5 +179,9 @@ int main(int argc, char **argv) {
     }
     tell_unchecked(&d);
     cst_dump_deinit(&d);
+    if (fflush(stdout) || ferror(stdout)) {
+        (void)fprintf(stderr, "cistern-segdump: standard output: %s\n", strerrordesc_np(errno));
+        r = 2;
+    }
     return i < 0 ? -1 - i : r ? r : d.bad != 0;
 }

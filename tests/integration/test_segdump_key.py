@@ -134,3 +134,16 @@ def test_no_flip_of_a_sealed_byte_passes(made: tuple[Path, Path]) -> None:
         problems = [line["problem"] for line in out if not line["ok"]]
         assert (status, problems[:1]) == (1, [PROBLEMS[kind]]), at
     assert lines("--key-file", key, disk)[0] == 0
+
+
+def test_what_is_no_segment_does_not_hold(made: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "seg-00000000.old"
+    copy.write_bytes((made[0] / "seg-00000000").read_bytes())
+    done = run(copy)
+    assert done.returncode == 2 and "is no file of a disk tier" in done.stderr
+
+
+def test_lines_that_get_lost_are_no_success(made: tuple[Path, Path]) -> None:
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = subprocess.run([TOOL, made[0]], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "standard output" in done.stderr
