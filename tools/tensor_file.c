@@ -66,13 +66,15 @@ static int read_all(int fd, const char *path, uint8_t *out, size_t len) {
 }
 
 int cst_file_read(const char *path, size_t cap, uint8_t **out, size_t *len) {
-    cst_auto(cst_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    cst_auto(cst_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     cst_auto(cst_freep) uint8_t *bytes = NULL;
     struct stat st;
     int r;
 
     if (fd < 0 || fstat(fd, &st))
         return fail(path);
+    if (!S_ISREG(st.st_mode)) /* its size says nothing */
+        return complain(-EINVAL, path, "is no regular file");
     if (st.st_size < 0 || (uint64_t)st.st_size > cap)
         return complain(-EFBIG, path, "is too large");
     bytes = cst_malloc((size_t)st.st_size + 1);

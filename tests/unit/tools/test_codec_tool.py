@@ -140,3 +140,10 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, more: dict[str, object])
 )  # fmt: skip
 def test_wrong_calls_are_refused(args: list[str]) -> None:
     run(*args, code=2)
+
+
+def test_what_has_no_size_is_refused(tmp_path: Path) -> None:
+    """Neither an empty answer for a pipe full of frames, nor a wait for who writes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        run("inspect", path, code=1)
