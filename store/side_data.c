@@ -54,11 +54,10 @@ static void count(struct cst_side_data *side, uint64_t bytes) {
     side->counted = bytes;
 }
 
-/* Tables say something of the prompts that they were learned from. n of at most cap bytes were
- * written. */
-static void *wipe(void *p, size_t n, size_t cap) {
+/* Tables say something of the prompts that they were learned from. */
+static void *wipe(void *p, size_t n) {
     if (p)
-        explicit_bzero(p, CST_MIN(n, cap));
+        explicit_bzero(p, n);
     return cst_free(p);
 }
 
@@ -68,8 +67,8 @@ struct cst_side_data *cst_side_free(struct cst_side_data *side) {
     cst_side_disk_free(side);
     cst_list_unlink(&side->link);
     count(side, 0);
-    side->bytes = wipe(side->bytes, side->side.len, side->cap);
-    side->memory = wipe(side->memory, side->side.memory_used + ALIGN, side->memory_cap);
+    side->bytes = wipe(side->bytes, side->cap); /* a failed parse doesn't say how many it wrote */
+    side->memory = wipe(side->memory, side->memory_cap);
     return cst_free(side);
 }
 
@@ -169,7 +168,7 @@ static int shrink(struct cst_side_data *side) {
 
     if (!memory)
         return 0;
-    (void)wipe(side->memory, less, side->memory_cap);
+    (void)wipe(side->memory, less);
     side->memory = memory;
     side->memory_cap = less;
     return parse(side, side->side.len);
