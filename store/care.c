@@ -98,6 +98,7 @@ int cst_space_erase(struct cst_space *space, const uint8_t key[32], uint64_t *n_
     struct cst_block *b = find_stored(space, key);
 
     *n_erased = 0;
+    cst_cold_drop_kept(space);
     if (!b)
         return CST_STORE_E_NOT_FOUND;
     *n_erased = cst_block_remove(b, CST_GONE_ERASED);
@@ -116,6 +117,7 @@ uint64_t cst_space_remove_all(struct cst_space *space, enum cst_gone why) {
 uint64_t cst_space_clear(struct cst_space *space) {
     uint64_t n = cst_space_remove_all(space, CST_GONE_ERASED);
 
+    cst_cold_drop_kept(space);
     cst_room_give_back(space);
     return n;
 }

@@ -75,8 +75,17 @@ void cst_cold_drop(struct cst_block *b, bool destroy) {
     if (!cst_block_is_cold(b))
         return;
     clear(b);
+    if (cst_side_keep(c, b->space->disk, ref, 0))
+        return;
     if (!c->closing) /* a purge discards whole segments */
         cst_seg_drop(c->seg, ref, destroy && !b->space->ns->purging);
+}
+
+void cst_cold_drop_kept(struct cst_space *space) {
+    struct cst_cold *c = space->store->cold;
+
+    if (c && space->disk && !c->closing)
+        cst_side_kept_drop(c, NULL, space->disk, !space->ns->purging);
 }
 
 /* ---- buffers of reads ---- */
@@ -280,8 +289,8 @@ static void spill_done(struct cst_seg_store *store, int status) {
         cst_copy_unpin(s->copy);
     b->spill = NULL;
     space->spills--;
-    if (!status && b->dead) {
-        cst_seg_drop(space->store->cold->seg, cst_seg_store_ref(store), true);
+    if (!status && (b->dead || (s->side && !cst_side_disk_holds(s->side)))) {
+        cst_seg_drop(space->store->cold->seg, cst_seg_store_ref(store), b->dead);
     } else if (!status) {
         cst_cold_set(b, cst_seg_store_ref(store), store->record.payload_bytes, store->record.preset,
                      s->side);
@@ -515,6 +524,8 @@ static float block_value(const struct cst_block *b, bool *has_children) {
 }
 
 float cst_cold_value(void *arg, void *owner, bool *has_children) {
+    if (cst_side_keeps(owner))
+        return cst_side_kept_value(owner, has_children);
     if (cst_side_owns(owner))
         return cst_side_value(owner, has_children);
     return block_value(owner, has_children);
@@ -523,7 +534,9 @@ float cst_cold_value(void *arg, void *owner, bool *has_children) {
 void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref) {
     struct cst_block *b = owner;
 
-    if (cst_side_owns(owner))
+    if (cst_side_keeps(owner))
+        cst_side_kept_moved(owner, ref);
+    else if (cst_side_owns(owner))
         cst_side_moved(owner, ref);
     else
         b->cold = ref;
@@ -534,6 +547,10 @@ void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref) {
 void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
     struct cst_block *b = owner;
 
+    if (cst_side_keeps(owner)) {
+        cst_side_kept_gone(owner);
+        return;
+    }
     if (cst_side_owns(owner)) {
         cst_side_gone(owner);
         return;
@@ -552,7 +569,7 @@ uint64_t cst_cold_pinned_until(void *arg, void *owner) {
     const struct cst_block *b = owner;
     uint64_t now;
 
-    if (cst_side_owns(owner))
+    if (cst_side_owns(owner) || cst_side_keeps(owner))
         return 0;
     if (!b->pinned_until || b->pinned_until == UINT64_MAX)
         return b->pinned_until; /* without the time: asked of every record */

@@ -20,6 +20,9 @@ struct cst_cold {
     uint64_t ahead_bytes, ahead_max;
     struct cst_disk_rate rate;
     bool recovering, closing;
+    struct cst_list kept; /* records for the next life (side_keep.c) */
+    uint64_t kept_bytes;  /* of side data in them */
+    bool keeping;
     bool drain_over;               /* the engine takes no more */
     uint64_t side_bytes;           /* of versions of side data that have a part of the tier */
     uint64_t namespace_bytes;      /* cap; 0: none */

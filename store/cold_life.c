@@ -281,6 +281,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
     c->note_arg = options->note_arg;
     c->namespace_bytes = options->seg.namespace_bytes;
     c->recovering = true;
+    cst_list_init(&c->kept);
     cst_list_init(&c->wait_reads);
     cst_list_init(&c->wait_ahead);
     c->ahead_max = options->ahead_bytes;
@@ -339,6 +340,7 @@ void cst_cold_free(struct cst_store *store) {
     if (!c)
         return;
     c->seg = cst_seg_free(c->seg);
+    cst_side_kept_free(c);
     store->cold = cold_free(c);
 }
 
@@ -362,8 +364,10 @@ static void reopen_spaces(struct cst_namespace *ns) {
  * nothing new begins, and the rest comes with cst_store_tick(). */
 static enum cst_purge purge_now(struct cst_namespace *ns) {
     enum cst_seg_erasure how = CST_SEG_UNLINKED;
-    int r = cst_seg_purge(ns->store->cold->seg, ns->name, &how);
+    int r;
 
+    cst_side_kept_drop(ns->store->cold, ns->name, NULL, false);
+    r = cst_seg_purge(ns->store->cold->seg, ns->name, &how);
     ns->purging = ns->disk_ops;
     if (!r && !ns->purging)
         reopen_spaces(ns);

@@ -280,6 +280,8 @@ int cst_cold_hurry(struct cst_block *b);
 void cst_cold_keep_serve(struct cst_space *space);
 /* The block leaves the trie, or what is on disk is not its bytes: the record goes. */
 void cst_cold_drop(struct cst_block *b, bool destroy);
+/* Records of the space that wait for the next start are overwritten. */
+void cst_cold_drop_kept(struct cst_space *space);
 /* Is the block on its way to disk, or can that begin now, or when another write of the space has
  * ended? */
 bool cst_cold_spill(struct cst_block *b);

@@ -246,6 +246,7 @@ struct cst_seg_read {
     void (*done)(struct cst_seg_read *read, int status);
     struct cst_seg_ref ref;
     const uint8_t *key; /* 32 bytes, the record's; stable until done() */
+    bool keep;          /* an I/O error doesn't end the record: it is read again, or next time */
     void *buffer;       /* aligned to CST_AIO_ALIGN, cst_seg_read_bytes() long */
     const uint8_t *payload;
     uint64_t payload_bytes;

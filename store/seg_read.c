@@ -3,9 +3,9 @@
  * Owns records on their way back: whole aligned ranges, checked before a byte of them is used.
  * Invariants: 1. a payload is given out only when the head is that of this place in this fill, the
  * meta's tag covers the head, the key is the one that was asked for and the payload's tag covers
- * both; 2. a record that fails that, or can't be read, is gone for good, and its owner is told; 3.
- * a segment isn't used again while it is read. Loop thread, but for the job, which touches the
- * buffer and its copy of the seal.
+ * both; 2. a record that fails that, or can't be read (but for read.keep), is gone for good, and
+ * its owner is told; 3. a segment isn't used again while it is read. Loop thread, but for the job,
+ * which touches the buffer and its copy of the seal.
  */
 #include "base/err.h"
 #include "base/mem.h"
@@ -67,9 +67,9 @@ static void finish(struct cst_seg_read *read, int status) {
 
     if (status == CST_SEG_E_CORRUPT)
         cst_seg_lose(seg, read->ref, CST_SEG_GONE_CORRUPT);
-    else if (status < 0)
+    else if (status < 0 && !read->keep)
         cst_seg_lose(seg, read->ref, CST_SEG_GONE_LOST);
-    else if (!status) {
+    if (!status) {
         seg->stats.read++;
         seg->stats.read_bytes += read->bytes;
     }

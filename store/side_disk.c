@@ -56,6 +56,13 @@ void cst_side_disk_count(struct cst_cold *c, struct cst_side_disk *d) {
     d->counted = true;
 }
 
+static void part_drop(struct cst_cold *c, struct cst_side_data *side, uint32_t i) {
+    struct cst_seg_ref ref = side->disk->part[i].ref;
+
+    if (!cst_side_keep(c, side->space->disk, ref, cst_side_part_bytes(side->disk, i)))
+        cst_seg_drop(c->seg, ref, false);
+}
+
 void cst_side_disk_free(struct cst_side_data *side) {
     struct cst_cold *c = side->space->store->cold;
     struct cst_side_disk *d = side->disk;
@@ -65,7 +72,7 @@ void cst_side_disk_free(struct cst_side_data *side) {
     assert(!d->writing);
     for (uint32_t i = 0; i < d->n_parts && !c->closing; i++)
         if (!cst_seg_ref_is_none(d->part[i].ref))
-            cst_seg_drop(c->seg, d->part[i].ref, false);
+            part_drop(c, side, i);
     if (d->counted)
         c->side_bytes -= d->total;
     side->disk = cst_free(d);
@@ -150,6 +157,12 @@ static bool take_place(struct cst_side_data *side) {
 
 bool cst_side_disk_is_out(const struct cst_side_data *side) {
     return side->disk && (side->disk->refused || side->disk->waiting);
+}
+
+bool cst_side_disk_holds(const struct cst_side_data *side) {
+    const struct cst_side_disk *d = side->disk;
+
+    return d && (d->n_stored == d->n_parts || (d->counted && !d->refused));
 }
 
 void cst_side_disk_drop_frames(struct cst_side_data *side, bool damaged) {

@@ -66,6 +66,8 @@ uint64_t cst_side_disk_missing(const struct cst_space *space);
 bool cst_side_disk_give_up(struct cst_space *space);
 /* The version can't be had any more: what is on disk needs it in vain. */
 void cst_side_disk_drop_frames(struct cst_side_data *side, bool damaged);
+/* A record that needs it is of use: all of it is on disk, or what is missing will be. */
+bool cst_side_disk_holds(const struct cst_side_data *side);
 
 /* Recovery: a record of side data; as cst_seg_user.found(). */
 int cst_side_load_found(struct cst_space *space, const struct cst_seg_record *r,
@@ -77,7 +79,25 @@ struct cst_side_data *cst_side_load_wanted(struct cst_space *space, uint64_t ver
  * data are missing or wrong are gone then. */
 void cst_side_load(struct cst_cold *c);
 
-/* Owners of records: blocks, or parts of side data. */
+/* ---- side_keep.c ---- */
+
+/* Until cst_side_keep_end(): records of frames and side data that are given up stay on disk for the
+ * next start, if there is a place for these side data (NULL: there isn't). */
+void cst_side_keep_begin(struct cst_cold *c, const struct cst_side_disk *d);
+void cst_side_keep_end(struct cst_cold *c);
+/* side_bytes: of the version's part, 0 of a frame. False: it isn't kept, drop it. */
+bool cst_side_keep(struct cst_cold *c, struct cst_seg_space *space, struct cst_seg_ref ref,
+                   uint64_t side_bytes);
+/* What is kept goes: of the space, or (NULL) of the namespace. */
+void cst_side_kept_drop(struct cst_cold *c, const char *ns_name, const struct cst_seg_space *space,
+                        bool destroy);
+void cst_side_kept_free(struct cst_cold *c);
+bool cst_side_keeps(const void *owner); /* an owner of this kind; then as below */
+float cst_side_kept_value(void *owner, bool *has_children);
+void cst_side_kept_moved(void *owner, struct cst_seg_ref ref);
+void cst_side_kept_gone(void *owner);
+
+/* Owners of records: blocks, parts of side data, or what is kept. */
 void *cst_side_owner(struct cst_side_part *part);
 bool cst_side_owns(const void *owner);
 float cst_side_value(void *owner, bool *has_children);

@@ -11,6 +11,8 @@
  *      there twice: the younger version counts, and frames of the other one fail the check of their
  *      side data.
  *   3. What is read is believed after its hash, its version and its shape were checked.
+ *   4. Only damage gives records up. What can't be read or finds no room now is kept on disk for
+ *      the next start (side_keep.c); its frames are misses until then.
  * Loop thread, but for the job, which touches the version that is being read.
  */
 #include "base/err.h"
@@ -23,8 +25,11 @@
 
 enum {
     FOUND_MAX = 64, /* versions of a space */
+    READS_MAX = 2,  /* of a part that can't be read */
     DROP = CST_SEG_E_GONE,
 };
+
+enum { DAMAGED = 1, NO_MEMORY, NO_SHARE, NO_DISK }; /* why a version can't be had */
 
 struct cst_side_load {
     struct cst_seg_read read;
@@ -32,6 +37,8 @@ struct cst_side_load {
     struct cst_cold *cold;
     struct cst_side_data *side;
     uint32_t version, at;
+    unsigned n_reads; /* of this part */
+    bool noted;
     void *heap;
     int result;
 };
@@ -62,8 +69,8 @@ struct cst_side_data *cst_side_load_wanted(struct cst_space *space, uint64_t ver
     return side;
 }
 
-static bool is_plausible(const struct cst_space *space, const struct cst_seg_record *r) {
-    return !r->kind && r->total_bytes && r->total_bytes <= space->store->options.side_bytes &&
+static bool is_plausible(const struct cst_seg_record *r) {
+    return !r->kind && r->total_bytes && r->total_bytes <= CST_SIDE_BYTES_MAX &&
            r->parts == cst_side_parts(r->total_bytes);
 }
 
@@ -73,8 +80,7 @@ static bool is_of(const struct cst_side_disk *d, const struct cst_seg_record *r)
 
 int cst_side_load_found(struct cst_space *space, const struct cst_seg_record *r,
                         struct cst_seg_ref ref, void **owner) {
-    struct cst_side_data *side =
-        is_plausible(space, r) ? cst_side_load_wanted(space, r->version) : NULL;
+    struct cst_side_data *side = is_plausible(r) ? cst_side_load_wanted(space, r->version) : NULL;
     struct cst_side_disk *d;
 
     if (!side)
@@ -98,18 +104,46 @@ int cst_side_load_found(struct cst_space *space, const struct cst_seg_record *r,
 
 static void load_go(struct cst_side_load *l);
 
+static void note(struct cst_side_load *l, int why) {
+    static const char *const sentences[] = {
+        [NO_MEMORY] = "side data on disk find no room in memory: frames that need them stay on "
+                      "disk but are misses in this run; raise memory",
+        [NO_SHARE] = "side data on disk are larger than side_data allows: frames that need them "
+                     "stay on disk but are misses in this run; raise side_data",
+        [NO_DISK] = "side data on disk couldn't be read: frames that need them stay there but are "
+                    "misses in this run",
+    };
+
+    if (!l->cold->note || l->noted || !sentences[why])
+        return;
+    l->cold->note(l->cold->note_arg, sentences[why]);
+    l->noted = true;
+}
+
+static int restore(struct cst_side_data *side) {
+    int r = cst_side_restore(side);
+
+    return r == CST_STORE_E_LIMIT ? NO_SHARE : r ? DAMAGED : 0;
+}
+
 /* What needs the version has nothing to be decoded with, if it isn't one of the space's now. */
-static void load_end(struct cst_side_load *l, int status) {
+static void load_end(struct cst_side_load *l, int why) {
     struct cst_side_data *side = l->side;
     struct cst_space *space = side->space;
 
     cst_store_enter(space);
     l->heap = cst_free(l->heap);
-    if (status || cst_side_restore(side))
-        cst_side_disk_drop_frames(side, true);
-    else
+    why = why ? why : restore(side);
+    if (!why)
         cst_side_disk_count(l->cold, side->disk);
+    if (why > DAMAGED) {
+        note(l, why);
+        cst_side_keep_begin(l->cold, side->disk);
+    }
+    if (why)
+        cst_side_disk_drop_frames(side, why == DAMAGED);
     (void)cst_side_unref(side);
+    cst_side_keep_end(l->cold);
     cst_room_serve(space);
     cst_cold_finish(space);
 }
@@ -117,11 +151,12 @@ static void load_end(struct cst_side_load *l, int status) {
 static void load_run(struct cst_job *job) {
     struct cst_side_load *l = cst_container_of(job, struct cst_side_load, job);
     const struct cst_side_disk *d = l->side->disk;
+    int r = cst_side_fill(l->side, d->total);
 
-    l->result = cst_side_fill(l->side, d->total);
+    l->result = r < 0 ? NO_MEMORY : r ? DAMAGED : 0;
     if (!l->result && (l->side->side.version != l->version ||
                        memcmp(l->side->side.hash, d->hash, sizeof(d->hash)) != 0))
-        l->result = CST_SIDE_E_CORRUPT;
+        l->result = DAMAGED;
 }
 
 static void load_ran(struct cst_job *job) {
@@ -141,9 +176,10 @@ static int part_arrived(struct cst_side_load *l) {
     const struct cst_side_disk *d = side->disk;
 
     if (l->read.payload_bytes != cst_side_part_bytes(d, l->at))
-        return CST_SEG_E_CORRUPT;
+        return DAMAGED;
     memcpy(side->bytes + (size_t)l->at * CST_SIDE_PART, l->read.payload, l->read.payload_bytes);
     l->heap = cst_free(l->heap);
+    l->n_reads = 0;
     if (++l->at < d->n_parts)
         return read_next(l);
     l->job = (struct cst_job){ .run = load_run, .done = load_ran };
@@ -151,9 +187,16 @@ static int part_arrived(struct cst_side_load *l) {
     return 0;
 }
 
+static int part_failed(struct cst_side_load *l, int status) {
+    l->heap = cst_free(l->heap);
+    if (status < 0 && l->n_reads < READS_MAX)
+        return read_next(l);
+    return status < 0 || status == CST_SEG_E_OFF ? NO_DISK : DAMAGED;
+}
+
 static void part_read(struct cst_seg_read *read, int status) {
     struct cst_side_load *l = cst_container_of(read, struct cst_side_load, read);
-    int r = status ? status : part_arrived(l);
+    int r = status ? part_failed(l, status) : part_arrived(l);
 
     if (!r)
         return;
@@ -169,12 +212,14 @@ static int read_next(struct cst_side_load *l) {
     uint8_t *heap = bytes ? cst_malloc(bytes + CST_AIO_ALIGN) : NULL;
 
     if (!heap)
-        return CST_SEG_E_GONE;
+        return bytes ? NO_MEMORY : DAMAGED;
     l->heap = heap;
+    l->n_reads++;
     l->read = (struct cst_seg_read){
         .done = part_read,
         .ref = d->part[l->at].ref,
         .key = d->hash,
+        .keep = true,
         .buffer = heap + (-(uintptr_t)heap & (CST_AIO_ALIGN - 1)),
     };
     cst_seg_read(seg, &l->read);
@@ -191,18 +236,20 @@ static int load_begin(struct cst_side_load *l, struct cst_side_data *side) {
     side->found = false;
     l->side = cst_side_ref(side);
     l->version = side->side.version;
-    l->at = 0;
+    l->at = l->n_reads = 0;
     cst_cold_begin(space); /* until load_end() */
     if (!d || d->n_stored < d->n_parts)
-        return CST_SEG_E_GONE;
+        return DAMAGED;
     cst_cold_begin(space);
     cst_store_enter(space);
     r = cst_side_reserve(side, d->total);
     cst_cold_finish(space);
-    return r ? r : read_next(l);
+    if (r)
+        return r == CST_STORE_E_LIMIT ? NO_SHARE : NO_MEMORY;
+    return read_next(l);
 }
 
-/* Should memory or the cap not do for all, the older ones are given up. */
+/* Should memory or the cap not do for all, the older ones are left on disk. */
 static struct cst_side_data *newest_found(const struct cst_space *space) {
     struct cst_side_data *best = NULL;
 
