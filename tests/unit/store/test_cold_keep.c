@@ -71,7 +71,7 @@ static void what_is_kept_is_moved_and_erased(void **state) {
         struct lab l = lab_new(16 << 20);
         struct cst_seg_stats stats;
         uint64_t n;
-        bool erased;
+        enum cst_purge result;
 
         assert_int_equal(start(&l), 0);
         fill_lab(&l);
@@ -85,7 +85,7 @@ static void what_is_kept_is_moved_and_erased(void **state) {
         if (how == 1)
             assert_int_equal(cst_space_erase(l.space, keys, &n), CST_STORE_E_NOT_FOUND);
         if (how == 2)
-            (void)cst_namespace_purge(cst_space_namespace(l.space), &erased);
+            (void)cst_namespace_purge(cst_space_namespace(l.space), &result);
         settle(&l);
         assert_int_equal(l.store->cold->kept_bytes > 0, how == 0);
         assert_true(cst_store_disk_stats(l.store, &stats));
