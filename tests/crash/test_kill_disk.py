@@ -176,4 +176,5 @@ def test_what_was_written_is_found(tmp_path: Path, crypt: str, io: str) -> None:
     n = lives.n
     print(f"{n['kills']} kills: {n['found']} records found of {n['written']} written, {n['read'] >> 20} MiB read")
     print(sorted(n.items()))
-    assert n["written"] and n["read"]
+    # In one life or two little may have left memory.
+    assert n["written"] and (n["read"] or kills < 8)

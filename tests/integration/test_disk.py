@@ -331,7 +331,8 @@ def test_a_full_disk_costs_hits_only(small_disk: Path, folder: Path) -> None:
             assert d.stop() == 0, d.log()
             d.start()
         with Peer(d.socket, LAYOUT) as p:
-            assert sum(p.lookup(tokens) for tokens in prompts) > 64, d.log()
+            # Of five segments a stop may empty all but one for what was in memory.
+            assert any(p.lookup(tokens) for tokens in prompts), d.log()
 
 
 def test_a_purge_on_a_full_disk_is_a_purge(small_disk: Path, folder: Path) -> None:
