@@ -14,7 +14,10 @@
 
 #include <string.h>
 
-enum { OVERSAMPLE = CST_TUCKER_OVERSAMPLE, POWER_ITERATIONS = 1 };
+enum {
+    OVERSAMPLE = CST_TUCKER_OVERSAMPLE,
+    HALF_ROWS = 64, /* of so many rows a dimension every second one does */
+};
 
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
     for (uint32_t i = 0; i < n / 2; i++) {
@@ -56,17 +59,38 @@ void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
 /* ---- dimensions ------------------------------------------------------------------------------
  */
 
-static int dim_basis(struct cst_tucker_basis *b, const struct cst_tucker_shape *s, const float *x,
-                     const struct cst_tucker_scratch *w) {
-    int r;
-
+static void dim_gram(float *gram, const struct cst_tucker_shape *s, const float *x) {
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t rows = s->tokens * s->part[i].heads;
         float weight = s->part[i].weight;
 
-        cst_gram(rows, s->dims, weight * weight, x, s->dims, i ? 1 : 0, b->dim, s->dims);
+        cst_gram(rows, s->dims, weight * weight, x, s->dims, i ? 1 : 0, gram, s->dims);
         x += (size_t)rows * s->dims;
     }
+}
+
+/* The same of every second token: the even ones of one head, the odd ones of the next. */
+static void half_dim_gram(float *gram, const struct cst_tucker_shape *s, const float *x) {
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t heads = s->part[i].heads, channels = heads * s->dims;
+        float weight = s->part[i].weight;
+
+        for (uint32_t h = 0; h < heads; h++)
+            cst_gram((s->tokens + 1 - h % 2) / 2, s->dims, weight * weight,
+                     x + (size_t)(h % 2) * channels + (size_t)h * s->dims, 2 * channels,
+                     i || h ? 1 : 0, gram, s->dims);
+        x += (size_t)s->tokens * channels;
+    }
+}
+
+static int dim_basis(struct cst_tucker_basis *b, const struct cst_tucker_shape *s, const float *x,
+                     bool half, const struct cst_tucker_scratch *w) {
+    int r;
+
+    if (half)
+        half_dim_gram(b->dim, s, x);
+    else
+        dim_gram(b->dim, s, x);
     r = cst_eigen(s->dims, b->dim, s->dims, w->values, w->eigen);
     cst_tucker_flip(b->dim, s->dims, s->dims);
     return r;
@@ -153,17 +177,11 @@ static void fill_signs(float *x, size_t n) {
 /* token: `rows` random combinations, then those of the strongest directions, orthonormal. */
 static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_shape *s,
                          const struct cst_tucker_scratch *w) {
-    int r;
-
     fill_signs(w->z, (size_t)rows * s->heads * s->dims);
     cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
-    r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
-    for (int i = 0; i < POWER_ITERATIONS && !r; i++) {
-        cst_tucker_across_tokens(w->z, token, rows, s, w->y, true);
-        cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
-        r = cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
-    }
-    return r;
+    cst_tucker_across_tokens(w->z, token, rows, s, w->y, true);
+    cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
+    return cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
 }
 
 /* The cell in the directions of the dimensions that a sketch is made of: the first quarter, the
@@ -239,8 +257,10 @@ static void add_energies(struct cst_tucker_basis *b, const struct cst_tucker_sha
 }
 
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                          const float *x, uint32_t sketch, const struct cst_tucker_scratch *w) {
-    int r = dim_basis(b, s, x, w);
+                          const float *x, uint32_t sketch, bool half,
+                          const struct cst_tucker_scratch *w) {
+    uint64_t rows = (uint64_t)s->tokens * s->heads;
+    int r = dim_basis(b, s, x, half && rows >= HALF_ROWS * (uint64_t)s->dims, w);
 
     if (r)
         return r;

@@ -52,11 +52,12 @@ struct cst_tucker_scratch {
  * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
  * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed seed; the
  * caller makes another one of the ranks it takes), which may find fewer than `rank`; as energies
- * are relative to the whole cell's, what the sketch misses counts as not captured. 0, or a
- * condition of linalg.h.
+ * are relative to the whole cell's, what the sketch misses counts as not captured. half: the
+ * dimensions of long cells from every second row. 0, or a condition of linalg.h.
  */
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                          const float *x, uint32_t sketch, const struct cst_tucker_scratch *w);
+                          const float *x, uint32_t sketch, bool half,
+                          const struct cst_tucker_scratch *w);
 
 /* Reverses the order of n rows. */
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns);

@@ -22,8 +22,9 @@
 #include <string.h>
 
 enum {
-    SAMPLE = 8,  /* one row of so many is looked at to see whether a cell was coded before */
-    ROUNDS = 24, /* of codes and factors, of a cell that was, at most */
+    SAMPLE = 8,       /* one row of so many is looked at to see whether a cell was coded before */
+    SKETCH_SURE = 16, /* directions of a sketch that are good enough after one step */
+    ROUNDS = 24,      /* of codes and factors, of a cell that was, at most */
 };
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
 static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
@@ -320,12 +321,15 @@ static bool fit_factors(const struct fit *f) {
  * them; scratch.z is what the token directions are multiplied by to give the backbone. */
 static bool fit_basis(const struct fit *f) {
     const float *x = f->t->x;
+    int steps = f->t->recipe->sketch && f->rank_t > SKETCH_SURE ? 2 : 1;
 
     if (!f->rank_t)
         return true;
-    keep(f, x, true);
-    if (!fit_dims(f) || !fit_tokens(f, x))
-        return false;
+    for (int i = 0; i < steps; i++) {
+        keep(f, x, true);
+        if (!fit_dims(f) || !fit_tokens(f, x))
+            return false;
+    }
     if (f->open->choice.bits) {
         keep(f, x, false);
         keep_dims(f);

@@ -211,9 +211,10 @@ static void make_hull(const struct planner *p, struct cst_hull *hull) {
 /* ---- cells -----------------------------------------------------------------------------------
  */
 
-/* Columns of the sketch: of the FlashJoLT paragraph, by the ratio asked for. */
+/* Directions that a sketch is for: as in the FlashJoLT paragraph, by the ratio asked for, but 48
+ * instead of 32, of which values of flat spectra would take more. */
 static uint32_t sketch_columns(float ratio, uint32_t tokens) {
-    uint32_t least = ratio >= 5 ? 64 : 32;
+    uint32_t least = ratio >= 5 ? 64 : 48;
 
     return CST_MIN(CST_MAX(least, (tokens + 31) / 32), 512);
 }
@@ -250,7 +251,7 @@ static void keep_basis(const struct planner *p) {
 static void close_cell(struct planner *p) {
     struct cst_tucker *t = p->t;
     struct cst_tucker_shape shape = { .tokens = t->tokens, .n_parts = 0, .part = t->part };
-    bool whole;
+    bool sketch;
 
     if (!p->cell)
         return;
@@ -268,12 +269,14 @@ static void close_cell(struct planner *p) {
         p->most += m->deviation * (double)m->weight * (double)m->weight;
         p->basis.energy += m->energy * (double)m->weight * (double)m->weight;
     }
-    whole = p->basis.rank >= CST_MIN(t->tokens, shape.heads * shape.dims);
+    sketch = t->recipe->sketch && p->basis.rank < CST_MIN(t->tokens, shape.heads * shape.dims);
     p->weight = p->cell->tensor == CST_TENSOR_K ? t->recipe->weight_k : t->recipe->weight_v;
     if (t->recipe->level)
         p->weight *= shape.n_parts;
     t->hull[t->n_cells].n = t->hull[t->n_cells].n_other = 0;
-    if (!cst_tucker_basis_make(&p->basis, &shape, t->x, t->recipe->sketch && !whole, &t->scratch)) {
+    /* Of keys it matters which directions are taken; of values nearly all are. */
+    if (!cst_tucker_basis_make(&p->basis, &shape, t->x, sketch,
+                               sketch && p->cell->tensor == CST_TENSOR_V, &t->scratch)) {
         p->most *= MOST_LEFT * p->weight / p->basis.energy;
         keep_basis(p);
         make_hull(p, &t->hull[t->n_cells]);

@@ -179,7 +179,7 @@ static void bases_capture_what_numpy_finds(void **state) {
     struct cell c;
 
     cell_init(&c, row);
-    assert_int_equal(cst_tucker_basis_make(&c.basis, &c.shape, c.x, 0, &c.scratch), 0);
+    assert_int_equal(cst_tucker_basis_make(&c.basis, &c.shape, c.x, 0, false, &c.scratch), 0);
     check_orthonormal(c.basis.dim, row->dims, row->dims);
     check_orthonormal(c.basis.token, c.basis.rank, row->tokens);
     for (int i = 0; i < PROBES; i++)
@@ -204,7 +204,7 @@ static void sketches_capture_nearly_as_much(void **state) {
 
     cell_init(&c, row);
     c.basis.rank = 6;
-    assert_int_equal(cst_tucker_basis_make(&c.basis, &c.shape, c.x, 1, &c.scratch), 0);
+    assert_int_equal(cst_tucker_basis_make(&c.basis, &c.shape, c.x, 1, false, &c.scratch), 0);
     check_orthonormal(c.basis.token, 6, row->tokens);
     for (int i = 0; i < PROBES; i++) {
         double most = row->probe[i].energy;
