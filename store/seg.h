@@ -94,8 +94,8 @@ struct cst_seg_record {
 
 enum cst_seg_gone { CST_SEG_GONE_EVICTED, CST_SEG_GONE_CORRUPT, CST_SEG_GONE_LOST };
 
-/* The user's index. Callbacks may call cst_seg_drop() and cst_seg_pin(), nothing else of the engine
- * but where it says so; all but found() and gone() may be NULL. */
+/* The user's index. Callbacks may call cst_seg_drop() and cst_seg_pin(), nothing else of the
+ * engine; all but found() and gone() may be NULL. */
 struct cst_seg_user {
     /*
      * Recovery: a record. 0 and an owner: it stays; CST_SEG_E_PARENT: its parent may still come,
@@ -117,9 +117,6 @@ struct cst_seg_user {
     void (*gone)(void *arg, void *owner, enum cst_seg_gone why);
     /* Until when the record is pinned (as in struct cst_seg_record); for checkpoints. */
     uint64_t (*pinned_until)(void *arg, void *owner);
-    /* A store that was answered CST_SEG_E_BUSY or _FULL may get on now. May call cst_seg_store().
-     */
-    void (*room)(void *arg);
     /* One sentence for the operator. Also from cst_seg_open(). */
     void (*note)(void *arg, const char *sentence);
     void *arg;

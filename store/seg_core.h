@@ -310,8 +310,6 @@ void cst_seg_header_free(struct cst_seg *seg, struct cst_seg_write *header);
 void cst_seg_header_write(struct cst_seg_segment *s, struct cst_seg_write *header);
 /* Starts what may be started of the namespace's writes, and ends those that failed. */
 void cst_seg_pump(struct cst_seg_ns *ns);
-/* Tells the user that a refused store may get on now. */
-void cst_seg_room(struct cst_seg *seg);
 
 /* ---- seg_ring.c ---- */
 

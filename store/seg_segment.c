@@ -535,7 +535,6 @@ void cst_segment_settle(struct cst_seg_segment *s) {
     if (s->state == CST_SEG_CLOSED && !s->n_live && !s->readers && !s->writers && !s->chosen &&
         s->seg->recovered) {
         cst_segment_empty(s);
-        cst_seg_room(s->seg);
         return;
     }
     if (s->state == CST_SEG_EVICTING)
@@ -584,7 +583,6 @@ static void made(struct cst_aio_op *op, int res) {
     }
     cst_free(m);
     cst_seg_spare(seg);
-    cst_seg_room(seg);
 }
 
 static struct cst_seg_segment *find_absent(struct cst_seg *seg) {

@@ -30,11 +30,6 @@ static struct cst_disk_record *head_of(const struct cst_seg_write *w) {
     return (struct cst_disk_record *)(w->part.data ? w->part.data : w->head.data);
 }
 
-void cst_seg_room(struct cst_seg *seg) {
-    if (seg->env.user.room && !seg->off)
-        seg->env.user.room(seg->env.user.arg);
-}
-
 /* ---- sealing ---- */
 
 static int seal_meta(struct cst_seg_write *w) {
@@ -95,7 +90,6 @@ static void keep_head(struct cst_seg_write *w) {
 
 static void payload_written(struct cst_aio_op *op, int res) {
     struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
-    struct cst_seg *seg = w->segment->seg;
     struct cst_seg_ns *ns = w->segment->ns;
 
     w->busy = false;
@@ -104,7 +98,6 @@ static void payload_written(struct cst_aio_op *op, int res) {
     if (res)
         cst_segment_fail(w, res);
     cst_seg_pump(ns);
-    cst_seg_room(seg);
 }
 
 static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op, int res),
@@ -232,7 +225,6 @@ static void publish_all(struct cst_seg_ns *ns) {
 
 static void heads_written(struct cst_aio_op *op, int res) {
     struct cst_seg_write *w = cst_container_of(op, struct cst_seg_write, op);
-    struct cst_seg *seg = w->segment->seg;
     struct cst_seg_ns *ns = w->segment->ns;
     struct cst_list *it = &w->link;
 
@@ -245,7 +237,6 @@ static void heads_written(struct cst_aio_op *op, int res) {
         w->state = CST_WRITE_DONE;
     }
     cst_seg_pump(ns);
-    cst_seg_room(seg);
 }
 
 /* ---- heads, in order ---- */
@@ -450,7 +441,6 @@ static void header_written(struct cst_aio_op *op, int res) {
             write_payload(w);
     }
     cst_seg_pump(s->ns);
-    cst_seg_room(s->seg);
 }
 
 int cst_seg_header_new(struct cst_seg *seg, struct cst_seg_write **out) {
