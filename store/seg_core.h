@@ -255,6 +255,8 @@ void cst_seg_meta_write(uint8_t *out, const struct cst_seg_record *record);
 /* Checks n bytes of plain meta; pointers into it (8-byte aligned). False: not a meta of the type.
  */
 bool cst_seg_meta_read(struct cst_seg_record *record, const uint8_t *meta, uint32_t n);
+/* The entry of a record, cst_disk_entry_bytes() long: head, then its plain meta. */
+void cst_seg_entry_write(uint8_t *out, const struct cst_disk_record *head);
 /* A record's header as it lies on disk: is it one, and that of this place? */
 bool cst_seg_head_is(const struct cst_disk_record *head, const struct cst_seg_segment *s,
                      uint32_t chunk, uint32_t slot);
@@ -280,13 +282,14 @@ void cst_segment_empty(struct cst_seg_segment *s);
 bool cst_segment_fits(const struct cst_seg_segment *s, uint32_t n_chunks, uint32_t meta_bytes);
 /* Memory for one more slot with such a meta. 0 or -ENOMEM. */
 int cst_segment_grow(struct cst_seg_segment *s, uint32_t meta_bytes);
-/* Appends the entry of a record; there is memory for it. */
-void cst_segment_add_entry(struct cst_seg_segment *s, const struct cst_disk_record *head,
-                           const uint8_t *meta);
+/* Appends the entry of a record, as cst_seg_entry_write(); there is memory for it. */
+void cst_segment_add_entry(struct cst_seg_segment *s, const struct cst_disk_record *head);
 /* The entry that ends at `end` is that of a void. */
 void cst_segment_void_entry(struct cst_seg_segment *s, size_t end, uint32_t meta_bytes);
 /* Slot n_slots is taken by a record; owner NULL: of nobody. */
 void cst_segment_publish(struct cst_seg_segment *s, uint32_t chunk, uint32_t n_chunks, void *owner);
+/* A published slot gets an owner; or it has none any more. */
+void cst_segment_live(struct cst_seg_segment *s, uint32_t slot, void *owner);
 void cst_segment_unlive(struct cst_seg_segment *s, uint32_t slot);
 /* Its key, from header and namespace. */
 int cst_segment_set_key(struct cst_seg_segment *s);

@@ -343,3 +343,17 @@ static inline uint32_t cst_disk_block_meta_bytes(uint32_t n_tokens, bool surpris
 static inline uint32_t cst_disk_entry_bytes(uint32_t meta_bytes) {
     return (uint32_t)sizeof(struct cst_disk_entry) + ((meta_bytes + 7) & ~UINT32_C(7));
 }
+
+/* meta_bytes and type share a word of an entry. */
+static inline uint32_t cst_disk_entry_meta_bytes(const struct cst_disk_entry *e) {
+    return cst_load32(&e->meta_bytes) & 0xffffff;
+}
+
+static inline enum cst_disk_type cst_disk_entry_type(const struct cst_disk_entry *e) {
+    return (enum cst_disk_type)(cst_load32(&e->meta_bytes) >> 24);
+}
+
+static inline void cst_disk_entry_set(struct cst_disk_entry *e, enum cst_disk_type type,
+                                      uint32_t meta_bytes) {
+    cst_store32(&e->meta_bytes, meta_bytes | (uint32_t)type << 24);
+}

@@ -123,6 +123,19 @@ bool cst_seg_meta_read(struct cst_seg_record *record, const uint8_t *meta, uint3
                : read_block(record, (const struct cst_disk_block *)meta, n);
 }
 
+void cst_seg_entry_write(uint8_t *out, const struct cst_disk_record *head) {
+    struct cst_disk_entry *e = (struct cst_disk_entry *)out;
+    uint32_t meta_bytes = cst_load32(&head->meta_bytes);
+
+    memset(out, 0, cst_disk_entry_bytes(meta_bytes));
+    e->chunk = head->chunk;
+    e->n_chunks = head->n_chunks;
+    e->generation = head->generation;
+    cst_store32(&e->payload_bytes, (uint32_t)cst_load64(&head->payload_bytes));
+    cst_disk_entry_set(e, (enum cst_disk_type)head->type, meta_bytes);
+    memcpy(e + 1, head + 1, meta_bytes);
+}
+
 static bool sizes_are_right(const struct cst_disk_record *head, uint32_t room) {
     uint32_t meta = cst_load32(&head->meta_bytes), n_chunks = cst_load32(&head->n_chunks);
     uint64_t payload = cst_load64(&head->payload_bytes);

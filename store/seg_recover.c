@@ -96,34 +96,24 @@ static void pieces_go(struct cst_seg_recover *r);
 
 /* ---- entries ---- */
 
-static void attach(struct cst_seg_segment *s, uint32_t slot, void *owner) {
-    struct cst_seg_slot *it = &s->slots[slot];
-
-    it->owner = owner;
-    s->n_live++;
-    s->live_chunks += it->n_chunks;
-    s->ns->records++;
-    s->ns->chunks += it->n_chunks;
-}
-
 static bool entry_record(struct cst_seg_recover *r, const struct cst_seg_segment *s, uint32_t slot,
                          const struct cst_disk_entry *e, struct cst_seg_record *record) {
     const struct cst_disk_meta *meta = (const struct cst_disk_meta *)(e + 1);
-    uint32_t packed = cst_load32(&e->meta_bytes);
+    uint32_t n = cst_disk_entry_meta_bytes(e);
 
-    if ((packed & 0xffffff) < sizeof(*meta))
+    if (n < sizeof(*meta))
         return false;
     if (!r->last || memcmp(r->last->identity, meta->space, 32))
         r->last = cst_seg_space_find(r->seg, meta->space);
     if (!r->last || r->last->ns != s->ns || !cst_segment_has_space(s, r->last))
         return false;
     *record = (struct cst_seg_record){
-        .type = (enum cst_seg_type)(packed >> 24),
+        .type = (enum cst_seg_type)cst_disk_entry_type(e),
         .space = r->last,
         .payload_bytes = cst_load32(&e->payload_bytes),
         .generation = cst_load64(&e->generation),
     };
-    if (!cst_seg_meta_read(record, (const uint8_t *)meta, packed & 0xffffff))
+    if (!cst_seg_meta_read(record, (const uint8_t *)meta, n))
         return false;
     record->pinned_until = cst_seg_marks_pin(r->marks, s, slot);
     return true;
@@ -131,7 +121,7 @@ static bool entry_record(struct cst_seg_recover *r, const struct cst_seg_segment
 
 static int keep_orphan(struct cst_seg_recover *r, struct cst_seg_ref ref, uint32_t position,
                        const struct cst_disk_entry *e) {
-    size_t n = cst_disk_entry_bytes(cst_load32(&e->meta_bytes) & 0xffffff);
+    size_t n = cst_disk_entry_bytes(cst_disk_entry_meta_bytes(e));
 
     if (r->n_orphans == r->cap_orphans) {
         size_t cap = 2 * r->cap_orphans + 256;
@@ -176,7 +166,7 @@ static void tell_record(struct cst_seg_recover *r, struct cst_seg_segment *s, ui
     if (status == CST_SEG_E_PARENT && !again)
         status = keep_orphan(r, cst_segment_ref(s, slot), record.position, e);
     else if (!status)
-        attach(s, slot, owner);
+        cst_segment_live(s, slot, owner);
     if (status)
         r->seg->stats.rejected++;
     r->seg->stats.found += owner && !status;
@@ -184,7 +174,7 @@ static void tell_record(struct cst_seg_recover *r, struct cst_seg_segment *s, ui
 
 static void found_space(struct cst_seg_segment *s, const struct cst_disk_entry *e) {
     const struct cst_disk_space *meta = (const struct cst_disk_space *)(e + 1);
-    uint32_t n = cst_load32(&e->meta_bytes) & 0xffffff;
+    uint32_t n = cst_disk_entry_meta_bytes(e);
     struct cst_seg_space *space;
     uint8_t fingerprint[32], identity[32];
 
@@ -204,13 +194,13 @@ static void found_space(struct cst_seg_segment *s, const struct cst_disk_entry *
 /* One entry. False: it and what follows in its segment can't be. */
 static bool tell_entry(struct cst_seg_recover *r, struct cst_seg_segment *s,
                        const struct cst_disk_entry *e) {
-    uint32_t chunk = cst_load32(&e->chunk), n_chunks = cst_load32(&e->n_chunks),
-             type = cst_load32(&e->meta_bytes) >> 24;
+    uint32_t chunk = cst_load32(&e->chunk), n_chunks = cst_load32(&e->n_chunks);
+    enum cst_disk_type type = cst_disk_entry_type(e);
 
     if (chunk != s->end_chunk || !n_chunks || n_chunks > s->seg->chunks - chunk ||
         (type != CST_DISK_VOID &&
-         n_chunks != cst_disk_record_chunks(cst_load32(&e->meta_bytes) & 0xffffff,
-                                            cst_load32(&e->payload_bytes))))
+         n_chunks !=
+             cst_disk_record_chunks(cst_disk_entry_meta_bytes(e), cst_load32(&e->payload_bytes))))
         return false;
     s->next_slot = s->n_slots;
     if (cst_segment_grow(s, 0))
@@ -236,7 +226,7 @@ static const struct cst_disk_entry *entry_next(const struct piece *p, struct cur
 
     if (c->i >= p->n_entries || left < sizeof(*e))
         return NULL;
-    n = cst_disk_entry_bytes(cst_load32(&e->meta_bytes) & 0xffffff);
+    n = cst_disk_entry_bytes(cst_disk_entry_meta_bytes(e));
     if (left < n)
         return NULL;
     c->at += n;
@@ -252,9 +242,9 @@ static void hint(const struct cst_seg_recover *r, const struct piece *p, struct 
 
     while (user->coming && c->i <= i && (e = entry_next(p, c))) {
         const struct cst_disk_meta *meta = (const struct cst_disk_meta *)(e + 1);
-        uint32_t packed = cst_load32(&e->meta_bytes);
 
-        if (packed >> 24 == CST_DISK_BLOCK && (packed & 0xffffff) >= sizeof(*meta) && r->last &&
+        if (cst_disk_entry_type(e) == CST_DISK_BLOCK &&
+            cst_disk_entry_meta_bytes(e) >= sizeof(*meta) && r->last &&
             !memcmp(r->last->identity, meta->space, sizeof(meta->space)))
             user->coming(user->arg, r->last, meta->key, soon);
     }
@@ -299,9 +289,7 @@ static void index_open(struct piece *p) {
 }
 
 static int add_found(struct piece *p, const struct cst_disk_record *head) {
-    uint32_t meta = cst_load32(&head->meta_bytes);
-    size_t n = cst_disk_entry_bytes(meta);
-    struct cst_disk_entry *e;
+    size_t n = cst_disk_entry_bytes(cst_load32(&head->meta_bytes));
 
     if (p->body_n + n > p->found_cap) {
         size_t cap = 2 * p->found_cap + n + 16384;
@@ -312,14 +300,7 @@ static int add_found(struct piece *p, const struct cst_disk_record *head) {
         p->found = found;
         p->found_cap = cap;
     }
-    e = (struct cst_disk_entry *)(p->found + p->body_n);
-    memset(e, 0, n);
-    e->chunk = head->chunk;
-    e->n_chunks = head->n_chunks;
-    e->generation = head->generation;
-    cst_store32(&e->payload_bytes, (uint32_t)cst_load64(&head->payload_bytes));
-    cst_store32(&e->meta_bytes, meta | (uint32_t)head->type << 24);
-    memcpy(e + 1, head + 1, meta);
+    cst_seg_entry_write(p->found + p->body_n, head);
     p->body_n += n;
     p->n_entries++;
     return 0;

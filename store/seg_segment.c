@@ -31,9 +31,7 @@ struct index {
 };
 
 static uint32_t entry_bytes(const uint8_t *entry) {
-    const struct cst_disk_entry *e = (const struct cst_disk_entry *)entry;
-
-    return cst_disk_entry_bytes(cst_load32(&e->meta_bytes) & 0xffffff);
+    return cst_disk_entry_bytes(cst_disk_entry_meta_bytes((const struct cst_disk_entry *)entry));
 }
 
 /* How many bytes of entries the block that begins at `at` takes, and how many entries. */
@@ -310,19 +308,11 @@ int cst_segment_grow(struct cst_seg_segment *s, uint32_t meta_bytes) {
     return 0;
 }
 
-void cst_segment_add_entry(struct cst_seg_segment *s, const struct cst_disk_record *head,
-                           const uint8_t *meta) {
-    uint32_t meta_bytes = cst_load32(&head->meta_bytes), n = cst_disk_entry_bytes(meta_bytes);
-    struct cst_disk_entry *e = (struct cst_disk_entry *)(s->body + s->body_n);
+void cst_segment_add_entry(struct cst_seg_segment *s, const struct cst_disk_record *head) {
+    uint32_t n = cst_disk_entry_bytes(cst_load32(&head->meta_bytes));
 
     assert(s->body_n + n <= s->body_cap);
-    memset(e, 0, n);
-    e->chunk = head->chunk;
-    e->n_chunks = head->n_chunks;
-    e->generation = head->generation;
-    cst_store32(&e->payload_bytes, (uint32_t)cst_load64(&head->payload_bytes));
-    cst_store32(&e->meta_bytes, meta_bytes | (uint32_t)head->type << 24);
-    memcpy(e + 1, meta, meta_bytes);
+    cst_seg_entry_write(s->body + s->body_n, head);
     s->body_n += n;
     s->index_fill += n;
     if (s->index_fill > BODY_MAX) {
@@ -337,20 +327,26 @@ void cst_segment_void_entry(struct cst_seg_segment *s, size_t end, uint32_t meta
         (struct cst_disk_entry *)(s->body + end - cst_disk_entry_bytes(meta_bytes));
 
     memset(e + 1, 0, meta_bytes);
-    cst_store32(&e->meta_bytes, meta_bytes | (uint32_t)CST_DISK_VOID << 24);
+    cst_disk_entry_set(e, CST_DISK_VOID, meta_bytes);
 }
 
 void cst_segment_publish(struct cst_seg_segment *s, uint32_t chunk, uint32_t n_chunks,
                          void *owner) {
     assert(s->n_slots < s->cap_slots);
-    s->slots[s->n_slots++] = (struct cst_seg_slot){ chunk, n_chunks, owner };
+    s->slots[s->n_slots++] = (struct cst_seg_slot){ chunk, n_chunks, NULL };
     s->end_chunk = chunk + n_chunks;
-    if (!owner)
-        return;
+    if (owner)
+        cst_segment_live(s, s->n_slots - 1, owner);
+}
+
+void cst_segment_live(struct cst_seg_segment *s, uint32_t slot, void *owner) {
+    struct cst_seg_slot *it = &s->slots[slot];
+
+    it->owner = owner;
     s->n_live++;
-    s->live_chunks += n_chunks;
+    s->live_chunks += it->n_chunks;
     s->ns->records++;
-    s->ns->chunks += n_chunks;
+    s->ns->chunks += it->n_chunks;
 }
 
 void cst_segment_unlive(struct cst_seg_segment *s, uint32_t slot) {

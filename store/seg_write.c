@@ -405,7 +405,7 @@ static void nothing(struct cst_job *job) {
 static void start(struct cst_seg_write *w) {
     struct cst_seg_segment *s = w->segment;
 
-    cst_segment_add_entry(s, head_of(w), w->part.data + sizeof(struct cst_disk_record));
+    cst_segment_add_entry(s, head_of(w));
     w->body_end = s->body_n;
     zero_gaps(w);
     w->busy = true;
