@@ -40,9 +40,9 @@ static uint64_t pin_of(const struct cst_seg *seg, const struct cst_seg_slot *slo
 struct cst_seg_draft {
     uint8_t *data; /* owned: the head, finished marks, and the one under way from `at` on */
     size_t n, cap, at;
-    uint32_t next; /* segment */
-    bool under_way;
-    uint64_t fill, start; /* of that one */
+    uint32_t next;         /* segment */
+    bool under_way, hurry; /* hurry: seg->hurry, as it was */
+    uint64_t fill, start;  /* of that one */
     uint32_t slot, n_slots, n_pins;
     uint64_t n_records;
     uint32_t n_marks;
@@ -184,8 +184,19 @@ static struct cst_seg_draft *draft_new(struct cst_seg *seg) {
 
     if (!d || !extend(d, sizeof(struct cst_disk_checkpoint)))
         return cst_seg_draft_free(d);
+    d->hurry = seg->hurry;
     seg->changed = seg->hurry = false;
     return d;
+}
+
+/* What it was to say is still to be said. A full file system is no broken device. */
+static void draft_failed(struct cst_seg *seg, const struct cst_seg_draft *d, int r) {
+    seg->changed = true;
+    seg->hurry |= d && d->hurry;
+    if (r == -ENOSPC)
+        cst_seg_note_full(seg);
+    else
+        cst_seg_error(seg, r);
 }
 
 int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean) {
@@ -194,6 +205,8 @@ int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean) {
 
     if (!r)
         r = write_draft(seg, d, clean);
+    if (r)
+        draft_failed(seg, d, r);
     (void)cst_seg_draft_free(d);
     return r;
 }
@@ -204,18 +217,18 @@ static uint64_t slice_slots(const struct cst_seg *seg) {
     return wanted ? CST_MAX(wanted, 2U) : 8192;
 }
 
-int cst_seg_checkpoint_slice(struct cst_seg *seg) {
+void cst_seg_checkpoint_slice(struct cst_seg *seg) {
     struct cst_seg_draft *d = seg->draft ? seg->draft : draft_new(seg);
     int r = d ? go_on(seg, d, slice_slots(seg)) : cst_err(-ENOMEM);
 
     seg->draft = d;
     if (!r && d->next < seg->n_segments)
-        return 0;
+        return;
     if (!r)
         r = write_draft(seg, d, false);
+    if (r)
+        draft_failed(seg, d, r);
     seg->draft = cst_seg_draft_free(d);
-    seg->changed |= r != 0;
-    return r;
 }
 
 /* ---- what a start reads ---- */

@@ -181,6 +181,7 @@ struct cst_seg {
     size_t busy;
     struct cst_seg_making *making; /* a segment is being allocated */
     uint64_t allocate_after_ns;
+    bool noted_full;
     struct cst_seg_evict *evict; /* a victim is being emptied */
     struct cst_seg_recover *recover;
     struct cst_list reading; /* reads that end at once, told by `told` */
@@ -215,6 +216,8 @@ struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref 
 
 /* An I/O error: counts, and turns the tier off when it was one too many. */
 void cst_seg_error(struct cst_seg *seg, int r);
+/* The file system is full: says so once. */
+void cst_seg_note_full(struct cst_seg *seg);
 
 /* ---- seg_open.c ---- */
 
@@ -362,9 +365,9 @@ bool cst_seg_marks_dropped(const struct cst_seg_marks *m, const struct cst_seg_s
 uint32_t cst_seg_marks_missing(const struct cst_seg_marks *m, const struct cst_seg *seg);
 uint64_t cst_seg_marks_pin(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot);
-/* Blocks: 0.1 s for a million records; clean also waits for the disk. */
+/* Blocks: 0.1 s for a million records; clean also waits for the disk. 0; negative errno: it came to
+ * nothing, which is counted. */
 int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean);
-/* The same, not clean, a slice each call: seg->draft is NULL when it is over. 0; negative errno: it
- * came to nothing. */
-int cst_seg_checkpoint_slice(struct cst_seg *seg);
+/* The same, not clean, a slice each call: seg->draft is NULL when it is over. */
+void cst_seg_checkpoint_slice(struct cst_seg *seg);
 struct cst_seg_draft *cst_seg_draft_free(struct cst_seg_draft *d);

@@ -81,6 +81,13 @@ void cst_seg_error(struct cst_seg *seg, int r) {
     }
 }
 
+void cst_seg_note_full(struct cst_seg *seg) {
+    if (!seg->noted_full)
+        cst_seg_note(seg, "the disk tier's file system is full: the tier makes do with %u segments",
+                     seg->n_files);
+    seg->noted_full = true;
+}
+
 void cst_seg_version_set(struct cst_disk_version *v) {
     *v = (struct cst_disk_version){ 0 };
     cst_store32(&v->version, CST_DISK_VERSION);
@@ -100,14 +107,14 @@ static int write_small(struct cst_seg *seg, const char *name, const void *data, 
     int r = cst_aio_open(seg->env.aio, name, CST_AIO_CREATE | CST_AIO_BUFFERED, &file);
 
     if (r)
-        return cst_fold(r);
+        return r;
     r = cst_aio_resize(file, 0);
     if (!r)
         r = cst_aio_now(file, CST_AIO_WRITE, (void *)(uintptr_t)data, 0, n);
     if (!r && sync)
         r = cst_aio_now(file, CST_AIO_SYNC, NULL, 0, 0);
     (void)cst_aio_close(file);
-    return r == CST_AIO_E_FULL ? cst_err(-ENOSPC) : cst_fold(r);
+    return r;
 }
 
 int cst_seg_replace(struct cst_seg *seg, const char *name, const void *data, size_t n, bool sync) {
@@ -117,10 +124,10 @@ int cst_seg_replace(struct cst_seg *seg, const char *name, const void *data, siz
     (void)snprintf(new, sizeof(new), "%s%s", name, CST_DISK_NEW_SUFFIX);
     r = write_small(seg, new, data, n, sync);
     if (!r)
-        r = cst_fold(cst_aio_rename(seg->env.aio, new, name));
+        r = cst_aio_rename(seg->env.aio, new, name);
     if (!r && sync)
-        r = cst_fold(cst_aio_sync_directory(seg->env.aio));
-    return r;
+        r = cst_aio_sync_directory(seg->env.aio);
+    return r == CST_AIO_E_FULL ? cst_err(-ENOSPC) : cst_fold(r);
 }
 
 int cst_seg_slurp(struct cst_seg *seg, const char *name, size_t cap, uint8_t **out, size_t *n) {
@@ -539,8 +546,7 @@ bool cst_seg_tick(struct cst_seg *seg) {
     if (seg->draft || (seg->changed && since >= CST_SEG_CHECKPOINT_S * CST_NS_PER_S) ||
         (seg->hurry && since >= CST_NS_PER_S)) {
         seg->checkpoint_ns = now;
-        if (cst_seg_checkpoint_slice(seg))
-            cst_seg_error(seg, -EIO);
+        cst_seg_checkpoint_slice(seg);
     }
     return seg->draft;
 }

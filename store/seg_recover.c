@@ -507,8 +507,8 @@ static void end(struct cst_seg_recover *r, int status) {
     cst_free(r->kept);
     cst_free(r);
     seg->checkpoint_ns = cst_seg_now(seg);
-    if (!status && !seg->read_only && !seg->off && cst_seg_checkpoint_now(seg, false))
-        cst_seg_error(seg, -EIO); /* from now on the last stop wasn't a clean one */
+    if (!status && !seg->read_only && !seg->off)
+        (void)cst_seg_checkpoint_now(seg, false); /* from now on the last stop wasn't a clean one */
     cst_seg_spare(seg);
     done(arg, status);
 }

@@ -551,14 +551,10 @@ static void make_failed(struct cst_seg_making *m, int res) {
         remove_file(m->segment);
     else
         m->segment->state = CST_SEG_ABSENT;
-    if (res == CST_AIO_E_FULL) {
-        if (!seg->allocate_after_ns)
-            cst_seg_note(seg,
-                         "the disk tier's file system is full: the tier makes do with %u segments",
-                         seg->n_files);
-    } else {
+    if (res == CST_AIO_E_FULL)
+        cst_seg_note_full(seg);
+    else
         cst_seg_error(seg, res);
-    }
     seg->allocate_after_ns = cst_seg_now(seg) + CST_SEG_ALLOCATE_RETRY_S * CST_NS_PER_S;
 }
 

@@ -5,6 +5,7 @@
 #include "tests/lib/check.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { N = 300, CHAIN = 10 };
@@ -124,11 +125,49 @@ static void test_a_scan_goes_on_behind_what_was_destroyed(void **state) {
     (void)unlink(key);
 }
 
+static uint64_t writes_of_a_tick(struct seg_world *w) {
+    uint64_t before = cst_sim_disk_writes(w->disk);
+
+    w->clock.ns += CST_NS_PER_S;
+    (void)cst_seg_tick(w->seg);
+    return cst_sim_disk_writes(w->disk) - before;
+}
+
+/* What was destroyed is said within a second, and when that fails, with the second after it. */
+static void test_a_checkpoint_that_failed_is_made_again(void **state) {
+    static const enum cst_aio_fault faults[] = { CST_AIO_FAULT_EIO, CST_AIO_FAULT_FULL };
+
+    for (unsigned i = 0; i < CST_COUNT(faults); i++) {
+        struct seg_world *w = seg_world_new(4, CST_SEG_CRYPT_OFF);
+        struct cst_seg_stats stats;
+
+        w->with_faults = true;
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_put(w, 0, -1, 0, 3000), 0);
+        seg_world_drop(w, 0, true);
+        seg_world_settle(w);
+        for (uint64_t at = 1; at <= 4; at++) { /* create, resize, write, rename */
+            cst_aio_fault_arm(w->aio, faults[i], at, 1);
+            (void)writes_of_a_tick(w);
+            assert_true(cst_aio_fault_seen(w->aio) >= at);
+        }
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_EIO, 0, 0);
+        assert_true(writes_of_a_tick(w) > 0);
+        assert_int_equal(writes_of_a_tick(w), 0);
+        cst_seg_stats(w->seg, &stats);
+        assert_int_equal(stats.errors, faults[i] == CST_AIO_FAULT_FULL ? 0 : 4);
+        assert_int_equal(strstr(w->notes, "file system is full") != NULL,
+                         faults[i] == CST_AIO_FAULT_FULL);
+        seg_world_free(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoints_are_made_in_slices),
         cmocka_unit_test(test_a_checkpoint_of_what_changes_lies_about_nothing),
         cmocka_unit_test(test_a_scan_goes_on_behind_what_was_destroyed),
+        cmocka_unit_test(test_a_checkpoint_that_failed_is_made_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
