@@ -199,12 +199,12 @@ static void draft_failed(struct cst_seg *seg, const struct cst_seg_draft *d, int
         cst_seg_error(seg, r);
 }
 
-int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean) {
+int cst_seg_checkpoint_clean(struct cst_seg *seg) {
     struct cst_seg_draft *d = draft_new(seg);
     int r = d ? go_on(seg, d, UINT64_MAX) : cst_err(-ENOMEM);
 
     if (!r)
-        r = write_draft(seg, d, clean);
+        r = write_draft(seg, d, true);
     if (r)
         draft_failed(seg, d, r);
     (void)cst_seg_draft_free(d);
@@ -308,6 +308,26 @@ int cst_seg_marks_read(struct cst_seg *seg, struct cst_seg_marks **out) {
 
 bool cst_seg_marks_clean(const struct cst_seg_marks *m) {
     return m->clean;
+}
+
+/* Only the head is written, in its place, which is less than a sector: the marks are as true as
+ * they were, and many. */
+int cst_seg_marks_unclean(struct cst_seg *seg, const struct cst_seg_marks *m) {
+    struct cst_disk_checkpoint head;
+    struct cst_aio_file *file;
+    int r;
+
+    if (!m->clean)
+        return 0;
+    memcpy(&head, m->data, sizeof(head));
+    cst_store32(&head.flags, cst_load32(&head.flags) & ~(uint32_t)CST_DISK_CLEAN);
+    cst_seg_crc_set(&head, sizeof(head));
+    r = cst_aio_open(seg->env.aio, CST_DISK_CHECKPOINT_NAME, CST_AIO_BUFFERED, &file);
+    if (r)
+        return cst_fold(r);
+    r = cst_aio_now(file, CST_AIO_WRITE, &head, 0, sizeof(head));
+    (void)cst_aio_close(file);
+    return cst_fold(r);
 }
 
 static const struct cst_disk_mark *mark_of(const struct cst_seg_marks *m,

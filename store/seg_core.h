@@ -356,6 +356,8 @@ struct cst_seg_marks; /* a checkpoint that was read */
 int cst_seg_marks_read(struct cst_seg *seg, struct cst_seg_marks **out);
 struct cst_seg_marks *cst_seg_marks_free(struct cst_seg_marks *m);
 bool cst_seg_marks_clean(const struct cst_seg_marks *m);
+/* From now on the last stop wasn't a clean one. Blocks. 0 or negative errno. */
+int cst_seg_marks_unclean(struct cst_seg *seg, const struct cst_seg_marks *m);
 /* Had the segment's fill been given up? */
 bool cst_seg_marks_empty(const struct cst_seg_marks *m, const struct cst_seg_segment *s);
 /* Of the segment's fill: was the slot dropped, until when is it pinned? */
@@ -365,9 +367,9 @@ bool cst_seg_marks_dropped(const struct cst_seg_marks *m, const struct cst_seg_s
 uint32_t cst_seg_marks_missing(const struct cst_seg_marks *m, const struct cst_seg *seg);
 uint64_t cst_seg_marks_pin(const struct cst_seg_marks *m, const struct cst_seg_segment *s,
                            uint32_t slot);
-/* Blocks: 0.1 s for a million records; clean also waits for the disk. 0; negative errno: it came to
- * nothing, which is counted. */
-int cst_seg_checkpoint_now(struct cst_seg *seg, bool clean);
-/* The same, not clean, a slice each call: seg->draft is NULL when it is over. */
+/* Of a clean stop. Blocks: 0.1 s for a million records, then for the disk. 0; negative errno: it
+ * came to nothing, which is counted. */
+int cst_seg_checkpoint_clean(struct cst_seg *seg);
+/* While others are served, a slice each call: seg->draft is NULL when it is over. */
 void cst_seg_checkpoint_slice(struct cst_seg *seg);
 struct cst_seg_draft *cst_seg_draft_free(struct cst_seg_draft *d);

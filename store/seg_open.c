@@ -528,7 +528,7 @@ int cst_seg_close(struct cst_seg *seg) {
         if (seg->segments[i].unsynced && seg->segments[i].file)
             r = cst_fold(cst_aio_now(seg->segments[i].file, CST_AIO_SYNC, NULL, 0, 0));
     if (!r)
-        r = cst_seg_checkpoint_now(seg, true);
+        r = cst_seg_checkpoint_clean(seg);
     seg->off = true;
     return r;
 }

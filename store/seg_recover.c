@@ -500,6 +500,8 @@ static void end(struct cst_seg_recover *r, int status) {
     if (r->n_other_cipher)
         cst_seg_note(seg, "%u segments of the disk tier are %s: they are free", r->n_other_cipher,
                      seg->options.crypt == CST_SEG_CRYPT_AES ? "not encrypted" : "encrypted");
+    if (!status && !seg->read_only && !seg->off && cst_seg_marks_unclean(seg, r->marks))
+        cst_seg_error(seg, -EIO);
     pieces_free(&r->unused);
     cst_seg_marks_free(r->marks);
     cst_free(r->plans);
@@ -507,8 +509,7 @@ static void end(struct cst_seg_recover *r, int status) {
     cst_free(r->kept);
     cst_free(r);
     seg->checkpoint_ns = cst_seg_now(seg);
-    if (!status && !seg->read_only && !seg->off)
-        (void)cst_seg_checkpoint_now(seg, false); /* from now on the last stop wasn't a clean one */
+    seg->changed = true; /* the marks may speak of what was not found */
     cst_seg_spare(seg);
     done(arg, status);
 }

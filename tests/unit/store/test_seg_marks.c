@@ -162,12 +162,37 @@ static void test_a_checkpoint_that_failed_is_made_again(void **state) {
     }
 }
 
+/* A start says that the last stop isn't a clean one any more, and leaves the marks alone. */
+static void test_a_start_writes_no_marks(void **state) {
+    struct seg_world *w = filled(6, CST_SEG_CRYPT_OFF, 700);
+    struct cst_seg_stats stats;
+
+    for (uint32_t i = 9; i < N; i += 20) /* ends of chains */
+        seg_world_drop(w, i, false);
+    for (unsigned run = 0; run < 3; run++) { /* the first one has had a clean stop */
+        uint64_t before;
+
+        seg_world_stop(w, !run);
+        before = cst_sim_disk_writes(w->disk);
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(cst_sim_disk_writes(w->disk) - before, run ? 0 : 1);
+        cst_seg_stats(w->seg, &stats);
+        assert_int_equal(stats.recovered_clean, !run);
+        assert_int_equal(w->n_found, N - N / 20);
+        for (uint32_t i = 0; i < N; i++)
+            if (w->items[i].live)
+                assert_int_equal(w->items[i].pinned_until, i % 3 ? 0 : 2000000000 + i);
+    }
+    seg_world_free(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checkpoints_are_made_in_slices),
         cmocka_unit_test(test_a_checkpoint_of_what_changes_lies_about_nothing),
         cmocka_unit_test(test_a_scan_goes_on_behind_what_was_destroyed),
         cmocka_unit_test(test_a_checkpoint_that_failed_is_made_again),
+        cmocka_unit_test(test_a_start_writes_no_marks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
