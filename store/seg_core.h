@@ -199,6 +199,8 @@ static inline uint64_t cst_seg_now(const struct cst_seg *seg) {
     return cst_now_ns(seg->env.clock);
 }
 
+/* printf to the sentence of a refusal; CST_SEG_E_REFUSED. */
+CST_PRINTF(3, 4) int cst_seg_refuse(char *message, size_t cap, const char *format, ...);
 /* printf to user.note(). */
 CST_PRINTF(2, 3) void cst_seg_note(struct cst_seg *seg, const char *format, ...);
 

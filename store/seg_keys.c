@@ -21,23 +21,12 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <openssl/crypto.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
 enum { KEY = CST_DISK_KEY, NAMESPACES_MAX = 65536 };
 enum { ROOT_ABSENT = 1, ROOT_BAD }; /* conditions of this file */
-
-CST_PRINTF(3, 4)
-static int refuse(char *message, size_t cap, const char *format, ...) {
-    va_list ap;
-
-    va_start(ap, format);
-    (void)vsnprintf(message, cap, format, ap);
-    va_end(ap);
-    return CST_SEG_E_REFUSED;
-}
 
 /* ---- the root key ---- */
 
@@ -74,18 +63,21 @@ static int key_file_read(const char *path, uint8_t out[KEY], char *message, size
     bool right;
 
     if (fd < 0)
-        return refuse(message, cap, "the disk tier's key file %s: give the daemon the right one",
-                      errno == ENOENT ? "doesn't exist" : "can't be read");
+        return cst_seg_refuse(message, cap,
+                              "the disk tier's key file %s: give the daemon the right one",
+                              errno == ENOENT ? "doesn't exist" : "can't be read");
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_mode & 07)
-        return refuse(message, cap,
-                      "the disk tier's key file isn't a file that only its owner and group can "
-                      "read: chmod 0600 it");
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier's key file isn't a file that only its owner and group can "
+            "read: chmod 0600 it");
     n = read(fd, text, sizeof(text));
     right = n > 0 && parse_key(text, (size_t)n, out);
     OPENSSL_cleanse(text, sizeof(text));
     return right ? 0
-                 : refuse(message, cap,
-                          "the disk tier's key file must hold 32 bytes or 64 hexadecimal digits");
+                 : cst_seg_refuse(
+                       message, cap,
+                       "the disk tier's key file must hold 32 bytes or 64 hexadecimal digits");
 }
 
 /* A directory on a tmpfs that nobody else can write to. */
@@ -227,6 +219,23 @@ static int wrap_all(struct cst_seg *seg, struct cst_disk_wrapped *w, const struc
     return r;
 }
 
+/* All but its CRC. */
+static int fill_head(struct cst_seg *seg, struct cst_disk_keys *head, uint32_t n) {
+    int r;
+
+    memcpy(head->magic, CST_DISK_KEYS_MAGIC, sizeof(head->magic));
+    cst_seg_version_set(&head->version);
+    memcpy(head->uuid, seg->uuid, sizeof(head->uuid));
+    boot_id(head->boot);
+    cst_store32(&head->root,
+                seg->keys.ephemeral ? CST_DISK_ROOT_EPHEMERAL : CST_DISK_ROOT_EXTERNAL);
+    cst_store32(&head->n_entries, n);
+    r = seg->env.random->fill(seg->env.random, head->salt, sizeof(head->salt));
+    return r ? r
+             : derive(seg->keys.root, head->salt, CST_DISK_CHECK_INFO, head->check,
+                      sizeof(head->check));
+}
+
 static int keys_save(struct cst_seg *seg) {
     cst_auto(cst_freep) uint8_t *data = NULL;
     struct cst_seal seal = { .cipher = CST_DISK_AES_GCM };
@@ -242,17 +251,7 @@ static int keys_save(struct cst_seg *seg) {
     if (!data)
         return cst_err(-ENOMEM);
     head = (struct cst_disk_keys *)data;
-    memcpy(head->magic, CST_DISK_KEYS_MAGIC, sizeof(head->magic));
-    cst_seg_version_set(&head->version);
-    memcpy(head->uuid, seg->uuid, sizeof(head->uuid));
-    boot_id(head->boot);
-    cst_store32(&head->root,
-                seg->keys.ephemeral ? CST_DISK_ROOT_EPHEMERAL : CST_DISK_ROOT_EXTERNAL);
-    cst_store32(&head->n_entries, (uint32_t)n);
-    r = seg->env.random->fill(seg->env.random, head->salt, sizeof(head->salt));
-    if (!r)
-        r = derive(seg->keys.root, head->salt, CST_DISK_CHECK_INFO, head->check,
-                   sizeof(head->check));
+    r = fill_head(seg, head, (uint32_t)n);
     if (!r)
         r = derive(seg->keys.root, head->salt, CST_DISK_WRAP_INFO, seal.key, KEY);
     cst_seg_crc_set(head, sizeof(*head));
@@ -308,18 +307,17 @@ static bool is_sound(const struct cst_seg *seg, const uint8_t *data, size_t n) {
 
 /* Does any segment hold encrypted records? */
 static bool has_encrypted(struct cst_seg *seg) {
-    static const char magic[] = CST_DISK_SEGMENT_MAGIC;
-    cst_auto(cst_freep) uint8_t *heap = cst_malloc(2 * CST_DISK_CHUNK);
-    uint8_t *chunk = heap ? heap + (-(uintptr_t)heap & (CST_DISK_CHUNK - 1)) : NULL;
-    const struct cst_disk_segment *head = (const struct cst_disk_segment *)chunk;
+    void *heap;
+    struct cst_disk_segment *head = cst_seg_aligned(CST_DISK_CHUNK, &heap);
+    bool any = !head; /* who can't look takes it for granted */
 
-    for (uint32_t i = 0; chunk && i < seg->n_segments; i++) {
-        if (seg->segments[i].state == CST_SEG_CLOSED &&
-            !cst_aio_now(seg->segments[i].file, CST_AIO_READ, chunk, 0, CST_DISK_CHUNK) &&
-            !memcmp(head->magic, magic, sizeof(head->magic)) && head->cipher == CST_DISK_AES_GCM)
-            return true;
-    }
-    return !chunk;
+    for (uint32_t i = 0; i < seg->n_segments && !any; i++)
+        any = seg->segments[i].state == CST_SEG_CLOSED &&
+              !cst_aio_now(seg->segments[i].file, CST_AIO_READ, head, 0, CST_DISK_CHUNK) &&
+              !memcmp(head->magic, CST_DISK_SEGMENT_MAGIC, sizeof(head->magic)) &&
+              head->cipher == CST_DISK_AES_GCM;
+    cst_free(heap);
+    return any;
 }
 
 static int keys_start(struct cst_seg *seg) {
@@ -375,36 +373,42 @@ static int open_ephemeral(struct cst_seg *seg, struct cst_disk_keys *head) {
     return r;
 }
 
+/* Is it a keys file of this directory, in a format that is known? */
+static int check_file(const struct cst_seg *seg, const struct cst_disk_keys *head, size_t n,
+                      char *message, size_t cap) {
+    bool is_keys =
+             n >= sizeof(*head) && !memcmp(head->magic, CST_DISK_KEYS_MAGIC, sizeof(head->magic)),
+         write;
+
+    if (is_keys && !cst_seg_version_is_known(&head->version, &write))
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier's file keys is of format %u, this daemon knows format %u: "
+            "start the daemon that wrote it, or give another directory",
+            cst_load32(&head->version.version), CST_DISK_VERSION);
+    if (!is_keys || !is_sound(seg, (const uint8_t *)head, n))
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier's file keys is damaged or of another directory: restore it, "
+            "or empty the directory");
+    return 0;
+}
+
 static int open_known(struct cst_seg *seg, struct cst_disk_keys *head, size_t n, char *message,
                       size_t cap) {
-    bool write;
+    int r = check_file(seg, head, n, message, cap);
 
-    if (n < sizeof(*head) || memcmp(head->magic, CST_DISK_KEYS_MAGIC, sizeof(head->magic)) ||
-        !is_sound(seg, (uint8_t *)head, n)) {
-        if (n >= sizeof(*head) && !memcmp(head->magic, CST_DISK_KEYS_MAGIC, 8) &&
-            !cst_seg_version_is_known(&head->version, &write))
-            return refuse(message, cap,
-                          "the disk tier's file keys is of format %u, this daemon knows format %u: "
-                          "start the daemon that wrote it, or give another directory",
-                          cst_load32(&head->version.version), CST_DISK_VERSION);
-        return refuse(message, cap,
-                      "the disk tier's file keys is damaged or of another directory: restore it, "
-                      "or empty the directory");
-    }
-    if (!cst_seg_version_is_known(&head->version, &write))
-        return refuse(
-            message, cap,
-            "the disk tier's file keys is of format %u, this daemon knows format %u: start "
-            "the daemon that wrote it, or give another directory",
-            cst_load32(&head->version.version), CST_DISK_VERSION);
+    if (r)
+        return r;
     if (cst_load32(&head->root) == CST_DISK_ROOT_EPHEMERAL)
         return open_ephemeral(seg, head);
     if (seg->keys.ephemeral)
-        return refuse(message, cap,
-                      "the disk tier was encrypted with a key file: give the daemon that file, or "
-                      "empty the directory");
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier was encrypted with a key file: give the daemon that file, or "
+            "empty the directory");
     if (!root_fits(head, seg->keys.root))
-        return refuse(
+        return cst_seg_refuse(
             message, cap,
             "the disk tier was encrypted with another key file: give the daemon that one, "
             "or empty the directory");
@@ -424,8 +428,9 @@ int cst_seg_keys_open(struct cst_seg *seg, bool has_segments, char *message, siz
         return r;
     r = cst_seg_slurp(seg, CST_DISK_KEYS_NAME, 16 << 20, &data, &n);
     if (r == CST_AIO_E_ABSENT && has_segments && !seg->keys.ephemeral && has_encrypted(seg))
-        return refuse(message, cap,
-                      "the disk tier's file keys is missing: restore it, or empty the directory");
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier's file keys is missing: restore it, or empty the directory");
     if (r == CST_AIO_E_ABSENT)
         return keys_start(seg);
     return r ? r : open_known(seg, (struct cst_disk_keys *)data, n, message, cap);

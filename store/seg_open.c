@@ -54,8 +54,7 @@ void cst_seg_note(struct cst_seg *seg, const char *format, ...) {
     seg->env.user.note(seg->env.user.arg, text);
 }
 
-CST_PRINTF(3, 4)
-static int refuse(char *message, size_t cap, const char *format, ...) {
+int cst_seg_refuse(char *message, size_t cap, const char *format, ...) {
     va_list ap;
 
     va_start(ap, format);
@@ -216,17 +215,37 @@ static uint64_t default_segment_bytes(uint64_t bytes) {
     return n;
 }
 
+static int refuse_full(char *message, size_t cap) {
+    return cst_seg_refuse(message, cap, "the disk tier's file system is full: make room on it");
+}
+
 /* Whether it may become ours. */
 static int check_listing(const struct listing *l, char *message, size_t cap) {
     if (l->n || l->ours)
-        return refuse(message, cap,
-                      "the disk tier's directory has segments but no valid file "
-                      "%s (half copied?): copy all of it again, or empty it",
-                      CST_DISK_SUPER_NAME);
+        return cst_seg_refuse(message, cap,
+                              "the disk tier's directory has segments but no valid file "
+                              "%s (half copied?): copy all of it again, or empty it",
+                              CST_DISK_SUPER_NAME);
     if (l->others)
-        return refuse(message, cap,
-                      "the disk tier's directory holds other files: give it one of its own");
+        return cst_seg_refuse(
+            message, cap, "the disk tier's directory holds other files: give it one of its own");
     return 0;
+}
+
+static bool segment_bytes_are_right(uint64_t bytes) {
+    return bytes % CST_DISK_CHUNK == 0 && bytes >= CST_DISK_SEGMENT_BYTES_MIN &&
+           bytes <= CST_DISK_SEGMENT_BYTES_MAX;
+}
+
+static int super_write(struct cst_seg *seg, const struct cst_disk_super *super, char *message,
+                       size_t cap) {
+    int r = cst_aio_now(seg->super, CST_AIO_WRITE, (void *)(uintptr_t)super, 0, sizeof(*super));
+
+    if (!r)
+        r = cst_aio_now(seg->super, CST_AIO_SYNC, NULL, 0, 0);
+    if (!r)
+        r = cst_aio_sync_directory(seg->env.aio);
+    return r == CST_AIO_E_FULL ? refuse_full(message, cap) : cst_fold(r);
 }
 
 static int super_new(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
@@ -240,9 +259,8 @@ static int super_new(struct cst_seg *seg, const struct listing *l, char *message
             (void)cst_aio_unlink(seg->env.aio, CST_DISK_SUPER_NAME);
         return r;
     }
-    if (bytes % CST_DISK_CHUNK || bytes < CST_DISK_SEGMENT_BYTES_MIN ||
-        bytes > CST_DISK_SEGMENT_BYTES_MAX)
-        return refuse(
+    if (!segment_bytes_are_right(bytes))
+        return cst_seg_refuse(
             message, cap,
             "segments of the disk tier are multiples of 4096 bytes from 256 KiB to 4 GiB, "
             "not %llu bytes",
@@ -255,15 +273,9 @@ static int super_new(struct cst_seg *seg, const struct listing *l, char *message
     cst_store64(&super.segment_bytes, bytes);
     cst_store64(&super.created, cst_seg_unix(seg));
     cst_seg_crc_set(&super, sizeof(super));
-    r = cst_aio_now(seg->super, CST_AIO_WRITE, &super, 0, sizeof(super));
-    if (!r)
-        r = cst_aio_now(seg->super, CST_AIO_SYNC, NULL, 0, 0);
-    if (!r)
-        r = cst_aio_sync_directory(seg->env.aio);
-    if (r == CST_AIO_E_FULL)
-        return refuse(message, cap, "the disk tier's file system is full: make room on it");
+    r = super_write(seg, &super, message, cap);
     if (r)
-        return cst_fold(r);
+        return r;
     memcpy(seg->uuid, super.uuid, sizeof(seg->uuid));
     seg->segment_bytes = bytes;
     return 0;
@@ -276,10 +288,32 @@ static bool is_blank(const struct cst_disk_super *super, uint64_t size) {
     return !size || (size <= sizeof(*super) && !memcmp(super, &zero, size));
 }
 
+/* Is it whole, and in a format that is known? *write: which may be written, too. */
+static int check_super(const struct cst_disk_super *super, uint64_t size, bool *write,
+                       char *message, size_t cap) {
+    bool is_super =
+        size >= sizeof(*super) && !memcmp(super->magic, CST_DISK_SUPER_MAGIC, sizeof(super->magic));
+
+    if (is_super && !cst_seg_version_is_known(&super->version, write))
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier was written in format %u (features %#x), this daemon knows "
+            "format %u: start the daemon that wrote it, or give another directory",
+            cst_load32(&super->version.version), cst_load32(&super->version.incompat),
+            CST_DISK_VERSION);
+    if (!is_super || !cst_seg_crc_is(super, sizeof(*super)) ||
+        !segment_bytes_are_right(cst_load64(&super->segment_bytes)))
+        return cst_seg_refuse(
+            message, cap,
+            "the file %s of the disk tier is damaged: restore it, or empty the directory",
+            CST_DISK_SUPER_NAME);
+    return 0;
+}
+
 static int super_read(struct cst_seg *seg, const struct listing *l, char *message, size_t cap) {
     struct cst_disk_super super = { 0 };
     uint64_t size = 0;
-    bool write;
+    bool write = false;
     int r = cst_aio_size(seg->super, &size);
 
     if (!r && size)
@@ -288,23 +322,10 @@ static int super_read(struct cst_seg *seg, const struct listing *l, char *messag
         return cst_fold(r);
     if (is_blank(&super, size))
         return super_new(seg, l, message, cap);
-    if (size < sizeof(super) || memcmp(super.magic, CST_DISK_SUPER_MAGIC, sizeof(super.magic)))
-        return refuse(message, cap,
-                      "the file %s of the disk tier is damaged: restore it, or empty the directory",
-                      CST_DISK_SUPER_NAME);
-    if (!cst_seg_version_is_known(&super.version, &write))
-        return refuse(message, cap,
-                      "the disk tier was written in format %u (features %#x), this daemon knows "
-                      "format %u: start the daemon that wrote it, or give another directory",
-                      cst_load32(&super.version.version), cst_load32(&super.version.incompat),
-                      CST_DISK_VERSION);
+    r = check_super(&super, size, &write, message, cap);
+    if (r)
+        return r;
     seg->segment_bytes = cst_load64(&super.segment_bytes);
-    if (!cst_seg_crc_is(&super, sizeof(super)) || seg->segment_bytes % CST_DISK_CHUNK ||
-        seg->segment_bytes < CST_DISK_SEGMENT_BYTES_MIN ||
-        seg->segment_bytes > CST_DISK_SEGMENT_BYTES_MAX)
-        return refuse(message, cap,
-                      "the file %s of the disk tier is damaged: restore it, or empty the directory",
-                      CST_DISK_SUPER_NAME);
     memcpy(seg->uuid, super.uuid, sizeof(seg->uuid));
     if (!write) {
         seg->read_only = true;
@@ -335,18 +356,19 @@ static int super_open(struct cst_seg *seg, char *message, size_t cap) {
         r = cst_aio_open(seg->env.aio, CST_DISK_SUPER_NAME, CST_AIO_CREATE | CST_AIO_BUFFERED,
                          &seg->super);
     if (r == -EACCES || r == -EPERM || r == -EROFS)
-        return refuse(message, cap,
-                      "the disk tier's directory isn't writable for the daemon: give it to the "
-                      "daemon's user, or name another one");
+        return cst_seg_refuse(
+            message, cap,
+            "the disk tier's directory isn't writable for the daemon: give it to the "
+            "daemon's user, or name another one");
     if (r == CST_AIO_E_ABSENT || r == -ENOENT || r == -ENOTDIR)
-        return refuse(message, cap, "the disk tier's directory doesn't exist: create it");
+        return cst_seg_refuse(message, cap, "the disk tier's directory doesn't exist: create it");
     if (r == CST_AIO_E_FULL || r == -ENOSPC)
-        return refuse(message, cap, "the disk tier's file system is full: make room on it");
+        return refuse_full(message, cap);
     if (r)
         return cst_fold(r);
     r = lock(seg, seg->super);
     if (r == CST_AIO_E_LOCKED)
-        return refuse(
+        return cst_seg_refuse(
             message, cap,
             "another daemon uses the disk tier's directory: stop it, or name another one");
     return cst_fold(r);
@@ -370,9 +392,9 @@ static int segment_open(struct cst_seg *seg, uint32_t id, char *message, size_t 
     }
     r = lock(seg, s->file);
     if (r == CST_AIO_E_LOCKED)
-        return refuse(message, cap,
-                      "another process holds the disk tier's file %s: wait for its end, or stop it",
-                      name);
+        return cst_seg_refuse(
+            message, cap,
+            "another process holds the disk tier's file %s: wait for its end, or stop it", name);
     if (!r)
         r = cst_aio_size(s->file, &size);
     s->state = CST_SEG_CLOSED;
@@ -409,7 +431,7 @@ static int check_options(struct cst_seg *seg, char *message, size_t cap) {
     uint64_t n = seg->options.bytes / seg->segment_bytes;
 
     if (n < 2)
-        return refuse(
+        return cst_seg_refuse(
             message, cap,
             "the disk tier has segments of %llu bytes and needs two at least: give it more "
             "than %llu bytes",
