@@ -26,5 +26,11 @@ int cst_skip(const char *missing, ...) CST_PRINTF(1, 2);
 int cst_check_rows(const char *group, const void *rows, size_t size, size_t n,
                    CMUnitTestFunction fn);
 
+/* $CST_LONG, how many times the release counts of a random test are to run; 0: unset, a short one.
+ */
+unsigned cst_long(void);
+/* How often a random test repeats that does so `release` times before a release. */
+unsigned cst_rounds(unsigned release);
+
 /* Bytes of a hex string of exactly 2 * n digits; fails the test on anything else. */
 void cst_unhex(uint8_t *out, size_t n, const char *hex);

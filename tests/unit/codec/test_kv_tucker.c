@@ -95,7 +95,7 @@ static void drift(void **state) {
     double first = 0, last = 0;
     uint8_t *original;
 
-    if (!row->again && !getenv("CST_LONG"))
+    if (!row->again && !cst_long())
         return;
     original = test_malloc(c->desc.block_bytes);
     memcpy(original, c->block, c->desc.block_bytes);

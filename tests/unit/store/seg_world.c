@@ -12,13 +12,11 @@
 #include "base/sha256.h"
 #include "tests/lib/check.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static const char *const runtime_none[] = { NULL };
 
@@ -151,6 +149,7 @@ struct seg_world *seg_world_new(uint64_t seed, enum cst_seg_crypt crypt) {
     struct seg_world *w = cst_calloc(1, sizeof(*w));
 
     assert_non_null(w);
+    w->key_fd = -1;
     assert_int_equal(cst_sim_disk_new(&w->disk, 4 << 20, seed), 0);
     cst_manual_clock_init(&w->clock, 1000 * CST_NS_PER_S);
     cst_seeded_random_init(&w->random, seed + 1);
@@ -175,6 +174,14 @@ struct seg_world *seg_world_new(uint64_t seed, enum cst_seg_crypt crypt) {
         }
     }
     return w;
+}
+
+void seg_world_key(struct seg_world *w) {
+    w->key_fd = memfd_create("key", MFD_CLOEXEC);
+    assert_true(w->key_fd >= 0 && !fchmod(w->key_fd, 0600));
+    assert_int_equal(write(w->key_fd, "0123456789abcdef0123456789abcdef", 32), 32);
+    (void)snprintf(w->key_path, sizeof(w->key_path), "/proc/self/fd/%d", w->key_fd);
+    w->options.key_file = w->key_path;
 }
 
 int seg_world_start(struct seg_world *w) {
@@ -260,6 +267,7 @@ void seg_world_stop(struct seg_world *w, bool clean) {
 void seg_world_free(struct seg_world *w) {
     seg_world_stop(w, false);
     (void)cst_sim_disk_free(w->disk);
+    (void)cst_close(w->key_fd);
     cst_free(w);
 }
 

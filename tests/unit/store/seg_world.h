@@ -46,6 +46,8 @@ struct seg_world {
     struct thread_jobs *threads; /* the test's: run the jobs; NULL: jobs run at once */
     struct cst_seg *seg;
     struct cst_seg_options options;
+    int key_fd; /* of seg_world_key() */
+    char key_path[32];
     struct cst_seg_space *spaces[3];
     struct seg_item items[SEG_ITEMS];
     bool with_faults;
@@ -60,6 +62,8 @@ struct seg_world {
 
 /* 256 KiB segments, 8 of them, no encryption, a disk of 4 MiB. */
 struct seg_world *seg_world_new(uint64_t seed, enum cst_seg_crypt crypt);
+/* Gives it a key file: what is encrypted is found by the next start. */
+void seg_world_key(struct seg_world *w);
 void seg_world_free(struct seg_world *w);
 
 /* Opens and recovers; returns cst_seg_open()'s. */

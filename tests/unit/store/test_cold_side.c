@@ -6,14 +6,6 @@
  */
 #include "tests/unit/store/side_lab.h"
 
-#include <stdlib.h>
-
-static bool is_long(void) {
-    const char *s = getenv("CST_LONG");
-
-    return s && *s == '1';
-}
-
 /* ---- tests ---- */
 
 static void a_restart_keeps_frames_and_versions(void **state) {
@@ -110,7 +102,7 @@ static void a_version_goes_with_its_last_frame(void **state) {
 
 /* Power is lost at every write of a clean stop: of side data, of frames, of what closes it. */
 static void power_is_lost_at_every_write(void **state) {
-    unsigned step = is_long() ? 1 : 5, most = 0, least = BLOCKS;
+    unsigned step = cst_long() ? 1 : 5, most = 0, least = BLOCKS;
 
     (void)state;
     for (unsigned n = 1;; n += step) {
@@ -544,7 +536,7 @@ static void a_purge_forgets_what_is_being_made(void **state) {
 /* Memory that fails during recovery costs hits. */
 static void memory_fails_in_recovery(void **state) {
     (void)state;
-    for (uint64_t n = 1, last = 0; !last; n += is_long() ? 1 : 23) {
+    for (uint64_t n = 1, last = 0; !last; n += cst_long() ? 1 : 23) {
         struct lab l = lab_new(16 << 20);
 
         assert_int_equal(start(&l), 0);

@@ -6,30 +6,14 @@
  */
 #include "tests/unit/store/seg_world.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "tests/lib/check.h"
+
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-static char key_file[64];
-
-static unsigned scale(unsigned release) {
-    const char *times = getenv("CST_LONG");
-    unsigned long n = times ? strtoul(times, NULL, 10) : 0;
-
-    return n ? (unsigned)n * release : release / 10;
-}
 
 static struct seg_world *world(uint64_t seed) {
     struct seg_world *w = seg_world_new(seed, seed & 1 ? CST_SEG_CRYPT_AES : CST_SEG_CRYPT_OFF);
 
-    w->options.key_file = key_file;
+    seg_world_key(w);
     for (uint32_t i = 0; i < SEG_ITEMS; i++)
         w->items[i].value = (float)(i % 7);
     return w;
@@ -84,7 +68,7 @@ static void check(struct seg_world *w) {
 }
 
 static void test_power(void **state) {
-    unsigned cuts = scale(200);
+    unsigned cuts = cst_rounds(200);
     uint64_t writes;
     struct seg_world *w = world(0);
 
@@ -121,7 +105,7 @@ static void check_failed(struct seg_world *w, const bool *failed) {
 }
 
 static void test_faults(void **state) {
-    unsigned n_faults = scale(2000);
+    unsigned n_faults = cst_rounds(2000);
     struct seg_world *w = world(0);
     uint64_t n_calls;
     size_t n_failed = 0;
@@ -174,15 +158,6 @@ int main(void) {
         cmocka_unit_test(test_power),
         cmocka_unit_test(test_faults),
     };
-    FILE *f;
-    int r;
 
-    (void)snprintf(key_file, sizeof(key_file), "/tmp/seg-crash-key-%d", (int)getpid());
-    f = fopen(key_file, "we");
-    if (!f || fwrite("0123456789abcdef0123456789abcdef", 1, 32, f) != 32 || fclose(f) ||
-        chmod(key_file, 0600))
-        return 1;
-    r = cmocka_run_group_tests(tests, NULL, NULL);
-    (void)unlink(key_file);
-    return r;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,30 +10,16 @@
 #include "store/seg_core.h"
 #include "tests/unit/store/seg_world.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "tests/lib/check.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-static char key_file[64];
-
-static unsigned scale(unsigned release) {
-    const char *times = getenv("CST_LONG");
-    unsigned long n = times ? strtoul(times, NULL, 10) : 0;
-
-    return n ? (unsigned)n * release : release / 10;
-}
 
 static struct seg_world *world(uint64_t seed, enum cst_seg_crypt crypt) {
     struct seg_world *w = seg_world_new(seed, crypt);
 
-    w->options.key_file = key_file;
+    seg_world_key(w);
     return w;
 }
 
@@ -82,7 +68,7 @@ static void flip(struct seg_world *w, uint32_t n, uint32_t bit, uint8_t *copy) {
 }
 
 static void test_bits(void **state) {
-    unsigned flips = scale(100000) / 2;
+    unsigned flips = cst_rounds(100000) / 2;
     uint8_t *copy = cst_malloc(256 << 10);
 
     (void)state;
@@ -135,7 +121,7 @@ static uint8_t *file_bytes(struct seg_world *w, unsigned which, uint64_t *size) 
 
 /* Whatever a flip does to a start: refused in a sentence, or right bytes and misses. */
 static void test_start_bits(void **state) {
-    unsigned flips = scale(3000);
+    unsigned flips = cst_rounds(3000);
     size_t n_refused = 0, n_missed = 0;
 
     (void)state;
@@ -410,15 +396,6 @@ int main(void) {
         cmocka_unit_test(test_foreign_run), cmocka_unit_test(test_canary),
         cmocka_unit_test(test_nonces),
     };
-    FILE *f;
-    int r;
 
-    (void)snprintf(key_file, sizeof(key_file), "/tmp/seg-damage-key-%d", (int)getpid());
-    f = fopen(key_file, "we");
-    if (!f || fwrite("0123456789abcdef0123456789abcdef", 1, 32, f) != 32 || fclose(f) ||
-        chmod(key_file, 0600))
-        return 1;
-    r = cmocka_run_group_tests(tests, NULL, NULL);
-    (void)unlink(key_file);
-    return r;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
