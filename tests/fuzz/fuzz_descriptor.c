@@ -4,35 +4,28 @@
  * bytes), passes the check, and has every element of every segment inside the block. Aborts on a
  * difference.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "proto/key.h"
 
-#include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool what) {
-    if (!what)
-        abort();
-}
 
 /* With 128-bit arithmetic, so that no wrap hides what a reader of the block would do. */
 static void check_segment(const struct cst_descriptor *d, const struct cst_segment *s) {
     const struct cst_layer *l = &d->layers[s->layer];
     unsigned __int128 end = (unsigned __int128)s->offset + s->length, last = s->offset;
 
-    must(end <= d->block_bytes);
+    check(end <= d->block_bytes);
     if (s->tensor == CST_TENSOR_OPAQUE) {
         last += (unsigned __int128)s->token_stride * d->block_tokens;
-        must(last <= end);
+        check(last <= end);
         return;
     }
     last += (unsigned __int128)s->token_stride * (d->block_tokens - 1);
     last += (unsigned __int128)s->head_stride * (l->kv_heads - 1);
     last += (unsigned __int128)s->dim_stride *
             ((s->tensor == CST_TENSOR_K ? l->head_dim_k : l->head_dim_v) - 1);
-    must(last + (s->dtype == CST_DTYPE_F32 ? 4 : 2) <= end);
+    check(last + (s->dtype == CST_DTYPE_F32 ? 4 : 2) <= end);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -42,12 +35,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int r = cst_descriptor_decode(&d, data, size, text, sizeof(text));
 
     if (r) {
-        must(r == CST_DESCRIPTOR_E_INVALID && !d && text[0]);
+        check(r == CST_DESCRIPTOR_E_INVALID && !d && text[0]);
         return 0;
     }
-    must(!text[0] && !cst_descriptor_check(d, text, sizeof(text)));
-    must(cst_descriptor_encode(d, again, sizeof(again)) == size);
-    must(memcmp(again, data, size) == 0);
+    check(!text[0] && !cst_descriptor_check(d, text, sizeof(text)));
+    check(cst_descriptor_encode(d, again, sizeof(again)) == size);
+    check(memcmp(again, data, size) == 0);
     for (uint32_t i = 0; i < d->n_segments; i++)
         check_segment(d, &d->segments[i]);
     (void)cst_descriptor_free(d);

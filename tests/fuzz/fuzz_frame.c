@@ -9,6 +9,8 @@
  *           set of inner loops, which must agree.
  * Buffers have exactly the promised sizes, so that the address sanitizer sees one byte too many.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "codec/codec.h"
 #include "codec/exponents.h"
 #include "codec/format.h"
@@ -18,10 +20,7 @@
 #include "base/crc32c.h"
 #include "base/macros.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct cst_layer layers[] = {
     { .kv_heads = 2,
@@ -105,18 +104,6 @@ static const struct cst_descriptor layouts[] = {
 
 enum mode { MODE_DECODE, MODE_SEALED, MODE_BLOCK, MODE_STREAM, MODES };
 
-static void check(int ok) {
-    if (!ok)
-        abort();
-}
-
-static void *room(size_t n) {
-    void *p = aligned_alloc(64, cst_align_up(n ? n : 1, 64));
-
-    check(p != NULL);
-    return p;
-}
-
 struct buffers {
     uint8_t *block, *out, *frame, *work;
     size_t bound, work_len;
@@ -125,11 +112,10 @@ struct buffers {
 static void buffers_init(struct buffers *b, const struct cst_descriptor *desc) {
     b->bound = cst_frame_bound(desc);
     b->work_len = cst_codec_work_size_max(desc);
-    b->block = malloc(desc->block_bytes);
-    b->out = malloc(desc->block_bytes);
-    b->frame = malloc(b->bound);
+    b->block = room(desc->block_bytes);
+    b->out = room(desc->block_bytes);
+    b->frame = room(b->bound);
     b->work = room(b->work_len);
-    check(b->block && b->out && b->frame);
 }
 
 static void buffers_deinit(struct buffers *b) {
@@ -182,10 +168,9 @@ static size_t seal(uint8_t *frame, size_t size, const struct buffers *b) {
 static void run_sealed(struct buffers *b, const struct cst_descriptor *desc, const uint8_t *data,
                        size_t size) {
     struct cst_encode_params p = { CST_PRESET_RAW, 1, 0, 0 };
-    uint8_t *frame = malloc(size ? size : 1);
+    uint8_t *frame = room(size);
     size_t len;
 
-    check(frame != NULL);
     memset(b->block, 0, desc->block_bytes);
     check(cst_frame_encode(b->frame, b->bound, b->block, desc, &p, b->work, b->work_len, &len,
                            NULL) == 0);

@@ -3,12 +3,11 @@
  * Look-ups in any bytes. The first byte is the length of the path, then path, then text. A value
  * that is found as a count is found as the same number. Aborts on a difference.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "tools/json_read.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct cst_json_text json;
@@ -23,10 +22,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(path, data + 1, n);
     path[n] = '\0';
     json = (struct cst_json_text){ (const char *)data + 1 + n, size - 1 - n };
-    if (cst_json_get_count(json, path, &count) &&
-        (!cst_json_get_real(json, path, &real) || real != count))
-        abort();
-    if (cst_json_get_string(json, path, out, sizeof(out)) && memchr(out, '\0', sizeof(out)) == NULL)
-        abort();
+    if (cst_json_get_count(json, path, &count))
+        check(cst_json_get_real(json, path, &real) && real == count);
+    if (cst_json_get_string(json, path, out, sizeof(out)))
+        check(memchr(out, '\0', sizeof(out)));
     return 0;
 }

@@ -4,19 +4,11 @@
  * values, and packing it gives the bytes that protobuf-c packs, which decode again. Aborts on a
  * difference.
  */
+#include "tests/fuzz/fuzz.h"
 #include "tests/lib/message_equal.h"
 
 #include "proto/frame.h"
 #include "proto/status.h"
-
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool what) {
-    if (!what)
-        abort();
-}
 
 static void check_repacked(const ProtobufCMessage *message, uint16_t type, uint8_t flags) {
     static uint8_t packet[CST_PACKET_MAX], oracle[CST_PACKET_MAX], memory[CST_UNPACK_BUDGET];
@@ -27,13 +19,13 @@ static void check_repacked(const ProtobufCMessage *message, uint16_t type, uint8
 
     if (!n) /* a packet of the largest size may have had shorter encodings of its fields */
         return;
-    must(cst_packet_parse(&p, packet, n) == CST_STATUS_OK);
-    must(protobuf_c_message_get_packed_size(message) == p.length);
-    must(protobuf_c_message_pack(message, oracle) == p.length);
-    must(memcmp(oracle, p.payload, p.length) == 0);
+    check(cst_packet_parse(&p, packet, n) == CST_STATUS_OK);
+    check(protobuf_c_message_get_packed_size(message) == p.length);
+    check(protobuf_c_message_pack(message, oracle) == p.length);
+    check(memcmp(oracle, p.payload, p.length) == 0);
     cst_arena_init(&arena, memory, sizeof(memory));
     again = cst_message_unpack(message->descriptor, p.payload, p.length, &arena);
-    must(again && cst_message_equal(again, message));
+    check(again && cst_message_equal(again, message));
 }
 
 /* The payload is tried whatever the header says, so that one flipped bit there hides nothing. */
@@ -46,20 +38,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char text[64];
     int status = cst_packet_parse(&p, data, size);
 
-    must(status != CST_STATUS_OK || p.length + sizeof(struct cst_packet_header) == size);
+    check(status != CST_STATUS_OK || p.length + sizeof(struct cst_packet_header) == size);
     if (!p.payload)
         return 0;
-    must(strlen((cst_packet_error(&p, text, sizeof(text)), text)) < sizeof(text));
+    check(strlen((cst_packet_error(&p, text, sizeof(text)), text)) < sizeof(text));
     desc = cst_message_descriptor(p.type, p.flags & CST_PACKET_REPLY);
     if (!desc)
         return 0;
     cst_arena_init(&arena, memory, sizeof(memory));
     message = cst_message_unpack(desc, p.payload, p.length, &arena);
-    must(arena.used <= sizeof(memory));
+    check(arena.used <= sizeof(memory));
     if (!message)
         return 0;
     oracle = protobuf_c_message_unpack(desc, NULL, p.length, p.payload);
-    must(oracle && cst_message_equal(message, oracle));
+    check(oracle && cst_message_equal(message, oracle));
     protobuf_c_message_free_unpacked(oracle, NULL);
     check_repacked(message, p.type, p.flags & CST_PACKET_REPLY);
     return 0;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The integer coder: any bytes as a stream of any matrix, by every instruction set alike; and any
  * matrix there and back. */
+#include "tests/fuzz/fuzz.h"
+
 #include "codec/dispatch.h"
 #include "codec/rans.h"
 
 #include "base/macros.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { TOKENS = 70, CHANNELS = 12, STRIDE = 80, PAYLOAD = 9, HEAD = 4 + CHANNELS };
 
@@ -18,11 +17,6 @@ struct place {
     int32_t q[CHANNELS * STRIDE];
     uint8_t payload[PAYLOAD];
 };
-
-static void check(bool ok) {
-    if (!ok)
-        abort();
-}
 
 static bool same(const struct place *a, const struct place *b, const struct cst_rans_matrix *m) {
     for (uint32_t c = 0; c < m->channels; c++) {
@@ -62,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
     if (size < HEAD)
         return 0;
-    work = cst_rans_work_init(aligned_alloc(64, cst_align_up(cst_rans_work_size(), 64)));
+    work = cst_rans_work_init(room(cst_rans_work_size()));
     m = (struct cst_rans_matrix){
         place.q,  STRIDE,        1 + data[0] % TOKENS,   1 + data[1] % CHANNELS,
         data + 4, place.payload, data[2] % (PAYLOAD + 1)

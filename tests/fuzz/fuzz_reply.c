@@ -7,6 +7,8 @@
  * Input: u8 call, then packets of: u8 flags, u8 type, u8 request (from the call's first on), u8
  * descriptors, u16le length, payload.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "base/mem.h"
 #include "client/client.h"
 
@@ -16,8 +18,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
     BT = 16,

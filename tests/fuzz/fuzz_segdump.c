@@ -3,12 +3,12 @@
  * cistern-segdump's parser on any bytes. The first byte chooses the file that they are, and
  * whether there is a root key and a key for the segment's namespace "public".
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "base/mem.h"
 #include "tools/segdump.h"
 
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct bytes {
     const uint8_t *data;

@@ -6,16 +6,15 @@
  * place, u16 offset, u8 length, bytes}, place + PLACES meaning 64 KiB further on. The engine starts
  * on that, reads all that it found, and stops.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "base/crc32c.h"
 #include "base/macros.h"
 #include "store/seg_core.h"
 #include "tests/lib/test_jobs.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { SEGMENT = 256 << 10, SEGMENTS = 4, FILES = SEGMENTS + 2, RECORDS = 60, FOUND_MAX = 256 };
 enum place { PLACE_HEADER, PLACE_RECORDS, PLACE_INDEX, PLACE_FOOTER, PLACE_CHECKPOINT, PLACES };
@@ -35,11 +34,6 @@ static struct finding {
     struct cst_seg_ref ref;
 } findings[FOUND_MAX];
 static size_t n_findings;
-
-static void check(bool ok) {
-    if (!ok)
-        abort();
-}
 
 static void file_name(unsigned i, char out[32]) {
     if (i < SEGMENTS)
@@ -211,7 +205,7 @@ static void make(void) {
     for (unsigned i = 0; i < FILES; i++) {
         const uint8_t *bytes = file_bytes(i, &sizes[i]);
 
-        pristine[i] = bytes ? malloc(sizes[i]) : NULL;
+        pristine[i] = bytes ? room(sizes[i]) : NULL;
         if (pristine[i])
             memcpy(pristine[i], bytes, sizes[i]);
     }

@@ -8,6 +8,8 @@
  * What parses must encode and decode. Buffers have exactly the promised sizes, so that the address
  * sanitizer sees one byte too many.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "codec/codec.h"
 #include "codec/format.h"
 #include "codec/learn.h"
@@ -17,10 +19,7 @@
 #include "base/macros.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { TOKENS = 32, LEARNED = 16, ROW0 = 16, ROW1 = 24 };
 enum mode { MODE_BYTES, MODE_SEALED, MODE_STREAM, MODES };
@@ -54,18 +53,6 @@ static const struct cst_descriptor model = { .block_tokens = TOKENS,
                                              .n_segments = 4,
                                              .layers = layers,
                                              .segments = segments };
-
-static void check(int ok) {
-    if (!ok)
-        abort();
-}
-
-static void *room(size_t n) {
-    void *p = aligned_alloc(64, cst_align_up(n ? n : 1, 64));
-
-    check(p != NULL);
-    return p;
-}
 
 /* bf16 of waves that differ by channel and share their phase */
 static void fill(uint8_t *block, uint32_t seed) {
@@ -121,9 +108,8 @@ static bool scene_init(struct scene *s, const uint8_t *bytes, size_t len, uint32
     s->memory = room(memory_len);
     s->work_len = cst_codec_work_size(&model, preset);
     s->work = room(s->work_len);
-    s->block = malloc(BLOCK);
-    s->frame = malloc(cap);
-    check(s->block && s->frame);
+    s->block = room(BLOCK);
+    s->frame = room(cap);
     if (cst_side_parse(&s->side, bytes, len, &model, s->memory, memory_len))
         return false;
     fill(s->block, 99);
@@ -158,10 +144,9 @@ static void run_side(const uint8_t *bytes, size_t len) {
 }
 
 static void run_sealed(const uint8_t *data, size_t size) {
-    uint8_t *bytes = malloc(size ? size : 1);
+    uint8_t *bytes = room(size);
     struct cst_side_header *h = (void *)bytes;
 
-    check(bytes != NULL);
     memcpy(bytes, data, size);
     if (size >= sizeof(*h)) {
         memcpy(h->magic, CST_SIDE_MAGIC, sizeof(h->magic));

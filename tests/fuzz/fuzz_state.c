@@ -1,27 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sequence states of llama.cpp: whatever parses is cut into blocks, joined and cut again; the
  * second blocks equal the first and the joined state parses with the same layout. */
+#include "tests/fuzz/fuzz.h"
+
 #include "client/llama/state.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = 16 };
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void check(int ok) {
-    if (!ok)
-        abort();
-}
-
 static void round_trip(const struct cst_state *s) {
     const struct cst_state_layout *l = &s->layout;
     size_t block_size = cst_state_block_size(l, BLOCK), size = cst_state_size(l, s->n_cells);
-    uint8_t *block = malloc(block_size), *again = malloc(block_size), *blob = malloc(size);
+    uint8_t *block = room(block_size), *again = room(block_size), *blob = room(size);
     struct cst_state joined;
 
-    check(block && again && blob);
     cst_state_join_begin(l, s->n_cells, 0, blob);
     for (uint32_t at = 0; at < s->n_cells; at += BLOCK) {
         uint32_t n = s->n_cells - at < BLOCK ? s->n_cells - at : BLOCK;

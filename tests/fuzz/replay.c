@@ -4,22 +4,19 @@
  * short, grown and with bits flipped, the same way each time. A crash is the failure; the inputs
  * lie in exact-size heap blocks, so that the address sanitizer sees a read past the end.
  */
+#include "tests/fuzz/fuzz.h"
+
 #include "base/random.h"
 
 #include <dirent.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MUTATIONS = 500, INPUT_MAX = 1 << 20, GROWTH_MAX = 16 };
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 static void run(const uint8_t *data, size_t size) {
-    uint8_t *exact = malloc(size ? size : 1);
+    uint8_t *exact = room(size);
 
-    if (!exact)
-        abort();
     memcpy(exact, data, size);
     (void)LLVMFuzzerTestOneInput(exact, size);
     free(exact);
