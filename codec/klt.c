@@ -13,6 +13,7 @@
  * first and the products are added to it.
  */
 #include "codec/klt.h"
+#include "codec/carve.h"
 #include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/format.h"
@@ -29,7 +30,6 @@
 #include <string.h>
 
 enum {
-    ALIGN = 64,
     TRIES = 4, /* steps until one keeps the bound */
     /* Gains of tokens are 2^(code / 8 - 8). */
     GAIN_UNITS = 8,
@@ -71,57 +71,45 @@ static struct state *state_of(const struct cst_codec_work *w) {
 
 /* ---- workspace ------------------------------------------------------------------------------- */
 
-struct room {
-    uint8_t *base; /* NULL: only counts */
-    size_t at;
-};
-
-static void *carve(struct room *r, uint64_t n, size_t size) {
-    void *p = r->base ? r->base + r->at : NULL;
-
-    r->at = cst_align_up(r->at + n * size, ALIGN);
-    return p;
-}
-
-static void carve_all(struct state *s, struct room *r, const struct cst_descriptor *desc,
+static void carve_all(struct state *s, struct cst_carve *c, const struct cst_descriptor *desc,
                       bool deep) {
     uint64_t rows = cst_align_up(desc->block_tokens, CST_RANS_ROW);
     void *rans;
 
-    (void)carve(r, 1, sizeof(*s));
+    (void)cst_carve(c, 1, sizeof(*s));
     s->deep = deep;
     s->most = cst_side_most(desc);
     for (int i = 0; i < 2; i++) {
         for (int k = 0; k < CST_SIDE_DEPTH; k++)
-            s->kept[i][k].x = deep ? carve(r, rows * s->most, sizeof(float)) : NULL;
-        s->x[i] = deep || i == 0 ? carve(r, rows * s->most, sizeof(float)) : s->x[0];
+            s->kept[i][k].x = deep ? cst_carve_floats(c, rows * s->most) : NULL;
+        s->x[i] = deep || i == 0 ? cst_carve_floats(c, rows * s->most) : s->x[0];
     }
     s->inputs =
-        deep ? carve(r, rows * CST_MIN(s->most, (uint32_t)CST_SIDE_RANK_MAX), sizeof(float)) : NULL;
-    s->row = carve(r, CST_MAX(rows, (uint64_t)s->most), sizeof(float));
-    s->wanted = carve(r, rows * s->most, sizeof(float));
-    s->z = carve(r, rows * s->most, sizeof(float));
-    s->q = carve(r, rows * s->most, sizeof(int32_t));
-    s->scale = carve(r, rows, sizeof(float));
-    s->klass = carve(r, s->most, 1);
-    s->codes = carve(r, rows, 1);
-    rans = carve(r, cst_rans_work_size(), 1);
-    s->rans = r->base ? cst_rans_work_init(rans) : NULL;
+        deep ? cst_carve_floats(c, rows * CST_MIN(s->most, (uint32_t)CST_SIDE_RANK_MAX)) : NULL;
+    s->row = cst_carve_floats(c, CST_MAX(rows, (uint64_t)s->most));
+    s->wanted = cst_carve_floats(c, rows * s->most);
+    s->z = cst_carve_floats(c, rows * s->most);
+    s->q = cst_carve(c, rows * s->most, sizeof(int32_t));
+    s->scale = cst_carve_floats(c, rows);
+    s->klass = cst_carve(c, s->most, 1);
+    s->codes = cst_carve(c, rows, 1);
+    rans = cst_carve(c, cst_rans_work_size(), 1);
+    s->rans = c->base ? cst_rans_work_init(rans) : NULL;
 }
 
 size_t cst_klt_work_size(const struct cst_descriptor *desc, bool deep) {
-    struct room r = { NULL, 0 };
+    struct cst_carve c = { NULL, 0 };
     struct state s;
 
-    carve_all(&s, &r, desc, deep);
-    return r.at;
+    carve_all(&s, &c, desc, deep);
+    return c.at;
 }
 
 bool cst_klt_begin(const struct cst_codec_work *w, bool deep) {
-    struct room r = { w->dense, 0 };
+    struct cst_carve c = { w->dense, 0 };
     struct state s = { 0 };
 
-    carve_all(&s, &r, w->desc, deep);
+    carve_all(&s, &c, w->desc, deep);
     memcpy(w->dense, &s, sizeof(s));
     return w->side || !w->params;
 }

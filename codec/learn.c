@@ -13,6 +13,7 @@
  * show what tables are worth on text that they haven't seen.
  */
 #include "codec/learn.h"
+#include "codec/carve.h"
 #include "codec/codec.h"
 #include "codec/dtype.h"
 #include "codec/linalg.h"
@@ -27,7 +28,6 @@
 #include <string.h>
 
 enum {
-    WORK_ALIGN = 64,
     WIDE = CST_SIDE_WIDTH_MAX,
     TOKENS_PER_INPUT = 16, /* fewer and the fit follows the noise */
     TOKENS_PER_MORE = 8,   /* of predictors with more inputs, where the first ones pay */
@@ -97,25 +97,13 @@ struct learner {
 
 /* ---- workspace ------------------------------------------------------------------------------- */
 
-struct room {
-    uint8_t *base; /* NULL: only counts */
-    size_t at;
-};
-
-static void *carve(struct room *r, uint64_t n, size_t size) {
-    void *p = r->base ? r->base + r->at : NULL;
-
-    r->at = cst_align_up(r->at + n * size, WORK_ALIGN);
-    return p;
+static void carve_products(const struct learner *l, struct cst_carve *c, struct products *p) {
+    p->aa = cst_carve_floats(c, (uint64_t)l->inputs * l->inputs);
+    p->ax = cst_carve_floats(c, (uint64_t)l->inputs * WIDE);
+    p->xx = cst_carve_floats(c, (uint64_t)WIDE * WIDE);
 }
 
-static void carve_products(const struct learner *l, struct room *r, struct products *p) {
-    p->aa = carve(r, (uint64_t)l->inputs * l->inputs, sizeof(float));
-    p->ax = carve(r, (uint64_t)l->inputs * WIDE, sizeof(float));
-    p->xx = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
-}
-
-static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
+static void carve_all(struct learner *l, struct cst_carve *c, uint64_t rows) {
     uint32_t pairs = 0;
     void *rope;
 
@@ -125,45 +113,45 @@ static void carve_all(struct learner *l, struct room *r, uint64_t rows) {
     l->most = cst_side_most(l->desc);
     l->inputs = l->plan.inputs;
     l->rank = l->most > l->plan.width ? CST_MIN(l->inputs / 2, (uint32_t)CST_SIDE_RANK_MAX) : 0;
-    l->x = carve(r, rows * l->most, sizeof(float));
-    l->state = carve(r, l->inputs ? CST_SIDE_SOURCES * rows * l->most : 0, sizeof(float));
-    l->coords = carve(r, CST_SIDE_SOURCES * rows * l->rank, sizeof(float));
-    l->chunk = carve(r, (uint64_t)CHUNK * l->most, sizeof(float));
-    l->r = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
-    l->z = carve(r, (uint64_t)CHUNK * WIDE, sizeof(float));
-    l->sums = carve(r, l->most, sizeof(double));
-    l->energy = carve(r, 2 * (uint64_t)l->desc->block_tokens, sizeof(float));
-    rope = carve(r, cst_rope_work_size(l->desc->block_tokens, pairs), 1);
-    if (r->base)
+    l->x = cst_carve_floats(c, rows * l->most);
+    l->state = cst_carve_floats(c, l->inputs ? CST_SIDE_SOURCES * rows * l->most : 0);
+    l->coords = cst_carve_floats(c, CST_SIDE_SOURCES * rows * l->rank);
+    l->chunk = cst_carve_floats(c, (uint64_t)CHUNK * l->most);
+    l->r = cst_carve_floats(c, (uint64_t)CHUNK * WIDE);
+    l->z = cst_carve_floats(c, (uint64_t)CHUNK * WIDE);
+    l->sums = cst_carve(c, l->most, sizeof(double));
+    l->energy = cst_carve_floats(c, 2 * (uint64_t)l->desc->block_tokens);
+    rope = cst_carve(c, cst_rope_work_size(l->desc->block_tokens, pairs), 1);
+    if (c->base)
         l->rope = cst_rope_table_init(rope, l->desc->block_tokens, pairs);
     for (int i = 0; i < FOLDS; i++)
-        carve_products(l, r, &l->fold[i]);
-    carve_products(l, r, &l->all);
-    carve_products(l, r, &l->rest);
-    l->normal = carve(r, (uint64_t)l->inputs * l->inputs, sizeof(double));
-    l->rhs = carve(r, (uint64_t)l->inputs * WIDE, sizeof(double));
-    l->covariance = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
-    l->vectors = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
-    l->t = carve(r, (uint64_t)WIDE * WIDE, sizeof(float));
-    l->values = carve(r, WIDE, sizeof(float));
-    l->eigen = carve(r, cst_eigen_work(WIDE), sizeof(float));
-    l->tensor = carve(r, 2 * (uint64_t)l->desc->n_layers, sizeof(*l->tensor));
-    l->entries = carve(r, 4 * (uint64_t)l->desc->n_layers, sizeof(*l->entries));
-    l->mean = carve(r, l->most, sizeof(float));
-    l->klt_sigma = carve(r, l->most, sizeof(float));
-    l->klt_rows = carve(r, (uint64_t)l->most * WIDE, sizeof(float));
-    l->res_sigma = carve(r, l->most, sizeof(float));
-    l->try_sigma = carve(r, l->most, sizeof(float));
-    l->res_rows = carve(r, (uint64_t)l->most * WIDE, sizeof(float));
-    l->predictor = carve(r, (uint64_t)l->most * l->inputs, sizeof(float));
+        carve_products(l, c, &l->fold[i]);
+    carve_products(l, c, &l->all);
+    carve_products(l, c, &l->rest);
+    l->normal = cst_carve(c, (uint64_t)l->inputs * l->inputs, sizeof(double));
+    l->rhs = cst_carve(c, (uint64_t)l->inputs * WIDE, sizeof(double));
+    l->covariance = cst_carve_floats(c, (uint64_t)WIDE * WIDE);
+    l->vectors = cst_carve_floats(c, (uint64_t)WIDE * WIDE);
+    l->t = cst_carve_floats(c, (uint64_t)WIDE * WIDE);
+    l->values = cst_carve_floats(c, WIDE);
+    l->eigen = cst_carve_floats(c, cst_eigen_work(WIDE));
+    l->tensor = cst_carve(c, 2 * (uint64_t)l->desc->n_layers, sizeof(*l->tensor));
+    l->entries = cst_carve(c, 4 * (uint64_t)l->desc->n_layers, sizeof(*l->entries));
+    l->mean = cst_carve_floats(c, l->most);
+    l->klt_sigma = cst_carve_floats(c, l->most);
+    l->klt_rows = cst_carve_floats(c, (uint64_t)l->most * WIDE);
+    l->res_sigma = cst_carve_floats(c, l->most);
+    l->try_sigma = cst_carve_floats(c, l->most);
+    l->res_rows = cst_carve_floats(c, (uint64_t)l->most * WIDE);
+    l->predictor = cst_carve_floats(c, (uint64_t)l->most * l->inputs);
 }
 
 size_t cst_learn_work_size(const struct cst_descriptor *desc, uint32_t tokens) {
     struct learner l = { .desc = desc };
-    struct room r = { NULL, 0 };
+    struct cst_carve c = { NULL, 0 };
 
-    carve_all(&l, &r, CST_MIN(tokens, (uint32_t)CST_LEARN_TOKENS_MAX));
-    return r.at;
+    carve_all(&l, &c, CST_MIN(tokens, (uint32_t)CST_LEARN_TOKENS_MAX));
+    return c.at;
 }
 
 size_t cst_learn_bound(const struct cst_descriptor *desc) {
@@ -859,17 +847,17 @@ int cst_learn(void *dst, size_t cap, const struct cst_descriptor *desc,
                          .dst = dst };
     size_t reserved =
         sizeof(struct cst_side_header) + 4 * (size_t)desc->n_layers * sizeof(struct cst_side_entry);
-    struct room room = { work, 0 };
+    struct cst_carve c = { work, 0 };
 
     if (!l.plan.width)
         return CST_LEARN_E_SHAPE;
     count_rows(&l);
     if (l.rows < CST_LEARN_TOKENS_MIN)
         return CST_LEARN_E_FEW;
-    if (cap < l.plan.bytes || (uintptr_t)work % WORK_ALIGN ||
+    if (cap < l.plan.bytes || (uintptr_t)work % CST_CARVE_ALIGN ||
         work_len < cst_learn_work_size(desc, l.rows))
         return CST_LEARN_E_SMALL;
-    carve_all(&l, &room, l.rows);
+    carve_all(&l, &c, l.rows);
     memset(l.tensor, 0, 2 * (size_t)desc->n_layers * sizeof(*l.tensor));
     l.at = reserved;
     for (uint32_t layer = 0; layer < desc->n_layers; layer++) {

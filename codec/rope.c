@@ -8,6 +8,7 @@
  */
 #include "codec/rope.h"
 
+#include "codec/carve.h"
 #include "codec/dtype.h"
 #include "codec/fixed_math.h"
 
@@ -104,28 +105,28 @@ double cst_rope_frequency(const struct cst_layer *l, uint32_t i) {
     return frequency * share + frequency / factor * (1 - share);
 }
 
-static size_t half_size(uint32_t tokens, uint32_t pairs) {
-    return cst_align_up((uint64_t)tokens * pairs * sizeof(float), 64);
+static void lay_out(struct cst_rope_table *table, struct cst_carve *c, uint32_t tokens,
+                    uint32_t pairs) {
+    (void)cst_carve(c, 1, sizeof(*table));
+    table->cosine = cst_carve_floats(c, (uint64_t)tokens * pairs);
+    table->sine = cst_carve_floats(c, (uint64_t)tokens * pairs);
+    table->state = cst_carve(c, 4 * (uint64_t)pairs, sizeof(double));
 }
 
-static const size_t HEAD = 64;
-_Static_assert(sizeof(struct cst_rope_table) <= 64, "HEAD");
-
 size_t cst_rope_work_size(uint32_t tokens, uint32_t pairs) {
-    return HEAD + 2 * half_size(tokens, pairs) +
-           cst_align_up(4 * (uint64_t)pairs * sizeof(double), 64);
+    struct cst_carve c = { NULL, 0 };
+    struct cst_rope_table table;
+
+    lay_out(&table, &c, tokens, pairs);
+    return c.at;
 }
 
 struct cst_rope_table *cst_rope_table_init(void *work, uint32_t tokens, uint32_t pairs) {
+    struct cst_carve c = { work, 0 };
     struct cst_rope_table *table = work;
-    uint8_t *p = (uint8_t *)work + HEAD;
 
-    *table = (struct cst_rope_table){
-        .room = pairs,
-        .cosine = (void *)p,
-        .sine = (void *)(p + half_size(tokens, pairs)),
-        .state = (void *)(p + 2 * half_size(tokens, pairs)),
-    };
+    *table = (struct cst_rope_table){ .room = pairs };
+    lay_out(table, &c, tokens, pairs);
     return table;
 }
 

@@ -33,7 +33,6 @@ struct cst_codec_work {
     struct cst_outliers *outliers; /* [n_segments] of those coded so far, or decoded */
     float *energy;                 /* [2][block_tokens] */
     void *dense; /* of the presets of layered frames, cst_dense_work_size() bytes */
-    size_t dense_size;
     struct cst_huff_table *huff;
     struct cst_exponents_work *exponents;
     uint8_t *a, *b; /* each as long as the longest segment that isn't opaque, or as all gaps */

@@ -4,6 +4,7 @@
  * they are the largest that any choice of cells needs; cells of several layers stop at
  * CST_TUCKER_CELL_MAX values. No state; any thread.
  */
+#include "codec/carve.h"
 #include "codec/dtype.h"
 #include "codec/linalg.h"
 #include "codec/tucker.h"
@@ -11,8 +12,6 @@
 #include "base/macros.h"
 
 #include <string.h>
-
-enum { ALIGN = 64 };
 
 struct extent {
     uint32_t tokens, segments, dims; /* the largest head */
@@ -29,7 +28,8 @@ static uint32_t rank_max(uint32_t tokens) {
 static uint64_t pool_of(const struct cst_view *v, uint64_t length) {
     uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * rank_max(v->tokens), length);
 
-    return cst_align_up(token, ALIGN) + cst_align_up(2 * (uint64_t)v->dims * v->dims, ALIGN);
+    return cst_align_up(token, CST_CARVE_ALIGN) +
+           cst_align_up(2 * (uint64_t)v->dims * v->dims, CST_CARVE_ALIGN);
 }
 
 static struct extent extent_of(const struct cst_descriptor *desc) {
@@ -56,24 +56,7 @@ static struct extent extent_of(const struct cst_descriptor *desc) {
     return e;
 }
 
-/* Hands out memory; only counts where base is NULL. */
-struct arena {
-    uint8_t *base;
-    size_t used;
-};
-
-static void *take(struct arena *a, uint64_t bytes) {
-    uint8_t *p = a->base ? a->base + a->used : NULL;
-
-    a->used += cst_align_up(bytes, ALIGN);
-    return p;
-}
-
-static float *take_floats(struct arena *a, uint64_t n) {
-    return take(a, n * sizeof(float));
-}
-
-static void take_scratch(struct cst_tucker *t, struct arena *a, const struct extent *e) {
+static void take_scratch(struct cst_tucker *t, struct cst_carve *c, const struct extent *e) {
     uint64_t side = CST_MAX(e->tokens, e->dims), cell = e->tokens * e->channels;
     uint64_t rank = CST_MIN(rank_max(e->tokens), e->channels);
     uint64_t rows = CST_MIN(rank + CST_TUCKER_OVERSAMPLE, e->tokens);
@@ -82,59 +65,60 @@ static void take_scratch(struct cst_tucker *t, struct arena *a, const struct ext
     eigen = CST_MAX(eigen, cst_eigen_work((uint32_t)side));
     eigen = CST_MAX(eigen, cst_orthonormalize_work((uint32_t)side));
     t->rank_max = (uint32_t)rank;
-    t->scratch.gram = take_floats(a, side * side);
-    t->scratch.values = take_floats(a, side);
-    t->scratch.eigen = take_floats(a, eigen);
-    t->scratch.y = take_floats(a, cell);
-    t->scratch.z = take_floats(a, cell);
-    t->x = take_floats(a, cell);
-    t->kept = take_floats(a, rank * e->channels);
-    t->token = take_floats(a, (uint64_t)t->rank_max * e->tokens);
-    t->dim = take_floats(a, (uint64_t)e->dims * e->dims);
+    t->scratch.gram = cst_carve_floats(c, side * side);
+    t->scratch.values = cst_carve_floats(c, side);
+    t->scratch.eigen = cst_carve_floats(c, eigen);
+    t->scratch.y = cst_carve_floats(c, cell);
+    t->scratch.z = cst_carve_floats(c, cell);
+    t->x = cst_carve_floats(c, cell);
+    t->kept = cst_carve_floats(c, rank * e->channels);
+    t->token = cst_carve_floats(c, (uint64_t)t->rank_max * e->tokens);
+    t->dim = cst_carve_floats(c, (uint64_t)e->dims * e->dims);
 }
 
-static void take_open(struct cst_tucker_open *o, struct arena *a, const struct extent *e) {
+static void take_open(struct cst_tucker_open *o, struct cst_carve *c, const struct extent *e) {
     uint64_t cell = e->tokens * e->channels;
 
     o->cell = UINT32_MAX;
-    o->codes = take(a, cell);
-    o->norms = take(a, 2 * e->tokens * e->heads);
-    o->token = take(a, 2 * (uint64_t)e->tokens * rank_max(e->tokens));
-    o->dim = take(a, 2 * (uint64_t)e->dims * e->dims);
-    o->core = take(a, 2 * cell);
-    o->scale = take_floats(a, e->segments);
-    o->mean = take_floats(a, e->channels);
+    o->codes = cst_carve(c, cell, 1);
+    o->norms = cst_carve(c, e->tokens * e->heads, 2);
+    o->token = cst_carve(c, (uint64_t)e->tokens * rank_max(e->tokens), 2);
+    o->dim = cst_carve(c, (uint64_t)e->dims * e->dims, 2);
+    o->core = cst_carve(c, cell, 2);
+    o->scale = cst_carve_floats(c, e->segments);
+    o->mean = cst_carve_floats(c, e->channels);
 }
 
-static void lay_out(struct cst_tucker *t, struct arena *a, const struct extent *e) {
-    take_scratch(t, a, e);
-    t->member = take(a, e->segments * sizeof(*t->member));
-    t->cell = take(a, e->segments * sizeof(*t->cell));
-    t->hull = take(a, e->segments * sizeof(*t->hull));
-    t->choice = take(a, e->segments * sizeof(*t->choice));
-    t->bins = take(a, sizeof(*t->bins));
-    t->part = take(a, e->segments * sizeof(*t->part));
-    t->captured = take(a, (t->rank_max + 1) * (e->dims + 1) * sizeof(double));
-    take_open(&t->open[0], a, e);
-    take_open(&t->open[1], a, e);
+static void lay_out(struct cst_tucker *t, struct cst_carve *c, const struct extent *e) {
+    (void)cst_carve(c, 1, sizeof(*t));
+    take_scratch(t, c, e);
+    t->member = cst_carve(c, e->segments, sizeof(*t->member));
+    t->cell = cst_carve(c, e->segments, sizeof(*t->cell));
+    t->hull = cst_carve(c, e->segments, sizeof(*t->hull));
+    t->choice = cst_carve(c, e->segments, sizeof(*t->choice));
+    t->bins = cst_carve(c, 1, sizeof(*t->bins));
+    t->part = cst_carve(c, e->segments, sizeof(*t->part));
+    t->captured = cst_carve(c, (t->rank_max + 1) * (e->dims + 1), sizeof(double));
+    take_open(&t->open[0], c, e);
+    take_open(&t->open[1], c, e);
 }
 
 size_t cst_tucker_work_size(const struct cst_descriptor *desc) {
     struct extent e = extent_of(desc);
-    struct arena a = { .used = cst_align_up(sizeof(struct cst_tucker), ALIGN) };
+    struct cst_carve c = { NULL, 0 };
     struct cst_tucker t;
 
-    lay_out(&t, &a, &e);
-    return a.used + e.pool;
+    lay_out(&t, &c, &e);
+    return c.at + e.pool;
 }
 
 struct cst_tucker *cst_tucker_init(const struct cst_codec_work *w) {
     struct extent e = extent_of(w->desc);
-    struct arena a = { w->dense, cst_align_up(sizeof(struct cst_tucker), ALIGN) };
+    struct cst_carve c = { w->dense, 0 };
     struct cst_tucker *t = w->dense;
 
     memset(t, 0, sizeof(*t));
-    lay_out(t, &a, &e);
-    t->pool = a.base + a.used;
+    lay_out(t, &c, &e);
+    t->pool = c.base + c.at;
     return t;
 }

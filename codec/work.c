@@ -4,6 +4,7 @@
  * memory; and what the stages know of a segment. Invariant: sizes depend on the descriptor and the
  * preset alone, so encode and decode fit. No state; any thread.
  */
+#include "codec/carve.h"
 #include "codec/codec.h"
 #include "codec/coded.h"
 #include "codec/exponents.h"
@@ -11,60 +12,66 @@
 
 #include "base/macros.h"
 
-enum { WORK_ALIGN = 64 };
-
-struct room {
-    uint64_t table, exponents, order, outliers, energy, buffer, plane, rope, zstd, dense;
-    uint32_t pairs; /* most rotated pairs of a head */
+/* What stages need of a layout's segments. */
+struct needs {
+    uint64_t buffer, plane; /* bytes */
+    uint32_t pairs;         /* most rotated pairs of a head */
+    bool zstd;
 };
 
 /* What the fp32 stages need for a segment. */
-static void room_for_plane(struct room *r, const struct cst_descriptor *desc,
-                           const struct cst_segment *seg) {
+static void add_plane(struct needs *n, const struct cst_descriptor *desc,
+                      const struct cst_segment *seg) {
     const struct cst_layer *layer = &desc->layers[seg->layer];
     struct cst_view view;
 
     if (!cst_view_init(&view, desc, seg))
         return;
-    r->plane = CST_MAX(r->plane, cst_align_up(cst_coded_plane_size(&view), WORK_ALIGN));
+    n->plane = CST_MAX(n->plane, cst_coded_plane_size(&view));
     if (seg->tensor == CST_TENSOR_K && layer->k_rotated && cst_rope_known(layer, view.dims))
-        r->pairs = CST_MAX(r->pairs, layer->rope_dims / 2);
+        n->pairs = CST_MAX(n->pairs, layer->rope_dims / 2);
 }
 
-static uint64_t room_total(const struct room *r) {
-    return r->table + r->exponents + r->order + r->outliers + r->energy + 2 * r->buffer + r->plane +
-           r->rope + r->zstd + r->dense;
-}
+static struct needs needs_of(const struct cst_descriptor *desc) {
+    struct needs n = { .buffer = cst_gap_bytes(desc) };
 
-static struct room room_of(const struct cst_descriptor *desc, uint32_t preset) {
-    struct room r = { .table = cst_align_up(sizeof(struct cst_huff_table), WORK_ALIGN),
-                      .exponents = cst_align_up(cst_exponents_work_size(), WORK_ALIGN),
-                      .order = cst_align_up(desc->n_segments * sizeof(uint32_t), WORK_ALIGN),
-                      .outliers =
-                          cst_align_up(desc->n_segments * sizeof(struct cst_outliers), WORK_ALIGN),
-                      .energy = cst_align_up(2 * sizeof(float) * desc->block_tokens, WORK_ALIGN),
-                      .dense = cst_align_up(cst_dense_work_size(desc, preset), WORK_ALIGN),
-                      .buffer = cst_gap_bytes(desc) };
-    bool bytes = r.buffer > 0;
-
+    n.zstd = n.buffer > 0;
     for (uint32_t i = 0; i < desc->n_segments; i++) {
         const struct cst_segment *seg = &desc->segments[i];
 
-        bytes |= cst_dtype_size(seg->dtype) != 2;
+        n.zstd |= cst_dtype_size(seg->dtype) != 2;
         if (seg->dtype != CST_DTYPE_OPAQUE)
-            r.buffer = CST_MAX(r.buffer, seg->length);
-        room_for_plane(&r, desc, seg);
+            n.buffer = CST_MAX(n.buffer, seg->length);
+        add_plane(&n, desc, seg);
     }
-    r.rope = r.pairs ? cst_rope_work_size(desc->block_tokens, r.pairs) : 0;
-    r.buffer = cst_align_up(r.buffer, WORK_ALIGN);
-    r.zstd = bytes ? cst_align_up(cst_zstd_work_size(), WORK_ALIGN) : 0;
-    return r;
+    return n;
+}
+
+static void lay_out(struct cst_codec_work *w, struct cst_carve *c, const struct needs *n) {
+    const struct cst_descriptor *desc = w->desc;
+    size_t dense = cst_dense_work_size(desc, w->preset);
+
+    w->huff = cst_carve(c, 1, sizeof(*w->huff));
+    w->exponents = cst_carve(c, cst_exponents_work_size(), 1);
+    w->order = cst_carve(c, desc->n_segments, sizeof(*w->order));
+    w->outliers = cst_carve(c, desc->n_segments, sizeof(*w->outliers));
+    w->energy = cst_carve_floats(c, 2 * (uint64_t)desc->block_tokens);
+    w->a = cst_carve(c, n->buffer, 1);
+    w->b = cst_carve(c, n->buffer, 1);
+    w->plane = cst_carve(c, n->plane, 1);
+    w->rope = n->pairs ? cst_carve(c, cst_rope_work_size(desc->block_tokens, n->pairs), 1) : NULL;
+    w->zstd_size = n->zstd ? cst_zstd_work_size() : 0;
+    w->zstd = n->zstd ? cst_carve(c, w->zstd_size, 1) : NULL;
+    w->dense = dense ? cst_carve(c, dense, 1) : NULL;
 }
 
 size_t cst_codec_work_size(const struct cst_descriptor *desc, uint32_t preset) {
-    struct room r = room_of(desc, preset);
+    struct cst_codec_work w = { .preset = preset, .desc = desc };
+    struct cst_carve c = { NULL, 0 };
+    struct needs n = needs_of(desc);
 
-    return cst_preset_name(preset) ? room_total(&r) : 0;
+    lay_out(&w, &c, &n);
+    return cst_preset_name(preset) ? c.at : 0;
 }
 
 size_t cst_codec_work_size_max(const struct cst_descriptor *desc) {
@@ -77,32 +84,16 @@ size_t cst_codec_work_size_max(const struct cst_descriptor *desc) {
 
 bool cst_codec_work_init(struct cst_codec_work *w, const struct cst_descriptor *desc,
                          uint32_t preset, void *work, size_t work_len) {
-    struct room r = room_of(desc, preset);
-    uint8_t *exponents = (uint8_t *)work + r.table, *order = exponents + r.exponents;
-    uint8_t *outliers = order + r.order, *energy = outliers + r.outliers;
-    uint8_t *a = energy + r.energy, *plane = a + 2 * r.buffer;
-    uint8_t *rope = plane + r.plane, *zstd = rope + r.rope;
+    struct cst_carve c = { work, 0 };
+    struct needs n = needs_of(desc);
 
-    if (work_len < room_total(&r) || (uintptr_t)work % WORK_ALIGN)
+    *w = (struct cst_codec_work){ .ops = cst_codec_ops(), .preset = preset, .desc = desc };
+    lay_out(w, &c, &n);
+    if (work_len < c.at || (uintptr_t)work % CST_CARVE_ALIGN)
         return false;
-    *w = (struct cst_codec_work){
-        .ops = cst_codec_ops(),
-        .preset = preset,
-        .desc = desc,
-        .huff = work,
-        .exponents = cst_exponents_work_init(exponents),
-        .order = (void *)order,
-        .outliers = (void *)outliers,
-        .energy = (void *)energy,
-        .a = a,
-        .b = a + r.buffer,
-        .plane = (void *)plane,
-        .rope = r.pairs ? cst_rope_table_init(rope, desc->block_tokens, r.pairs) : NULL,
-        .zstd = r.zstd ? zstd : NULL,
-        .zstd_size = r.zstd,
-        .dense = r.dense ? zstd + r.zstd : NULL,
-        .dense_size = r.dense,
-    };
+    w->exponents = cst_exponents_work_init(w->exponents);
+    if (w->rope)
+        w->rope = cst_rope_table_init(w->rope, desc->block_tokens, n.pairs);
     for (uint32_t i = 0; i < desc->n_segments; i++)
         w->outliers[i].n = 0;
     return true;
