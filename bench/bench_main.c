@@ -2,7 +2,9 @@
 /* cistern-bench: picks benchmarks by name. Owns the table of names. */
 #include "bench/benches.h"
 
+#include "base/restart.h"
 #include "bench/bench.h"
+#include "codec/linalg.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,6 +44,7 @@ int main(int argc, char **argv) {
     const char *name = NULL;
     int failed = 0, ran = 0;
 
+    cst_restart_with(argv, CST_LINALG_VARIABLE, cst_linalg_core_type());
     if (argc > 3 && !strcmp(argv[1], "evict"))
         return cst_bench_evict_trace(argc - 2, argv + 2);
     if (argc > 3 && !strcmp(argv[1], "codec") && !strcmp(argv[2], "--frame"))

@@ -16,6 +16,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <string.h>
 
 typedef int32_t blas_int;
 
@@ -39,6 +40,8 @@ void dtrsm_(const char *side, const char *uplo, const char *trans, const char *d
             const blas_int *m, const blas_int *n, const double *alpha, const double *a,
             const blas_int *lda, double *b, const blas_int *ldb, size_t, size_t, size_t, size_t);
 
+const char *openblas_get_corename(void);
+
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 static void begin(void) {
@@ -47,6 +50,15 @@ static void begin(void) {
 
 static void end(void) {
     (void)pthread_mutex_unlock(&turn);
+}
+
+const char *cst_linalg_core_type(void) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        !strcmp(openblas_get_corename(), "Prescott"))
+        return "Haswell";
+#endif
+    return NULL;
 }
 
 void cst_gemm(bool transpose_a, bool transpose_b, uint32_t m, uint32_t n, uint32_t k, float alpha,

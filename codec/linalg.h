@@ -21,6 +21,16 @@ enum {
     CST_LINALG_E_STUCK,        /* the iteration did not converge */
 };
 
+/*
+ * OpenBLAS chooses its kernels while it is loaded, by the processor's model. Version 0.3.21 takes
+ * all that it doesn't know, Emerald Rapids among them, for a Prescott without AVX, where products
+ * take three times as long. It has no call to choose again, but reads this variable: the value that
+ * it should have, or NULL where the choice will do. For base/restart.h; libraries leave the process
+ * that they are loaded into as it is.
+ */
+#define CST_LINALG_VARIABLE "OPENBLAS_CORETYPE"
+const char *cst_linalg_core_type(void);
+
 /* C = alpha * op(A) op(B) + beta * C, where op transposes if asked. op(A) is m x k, op(B) k x n. */
 void cst_gemm(bool transpose_a, bool transpose_b, uint32_t m, uint32_t n, uint32_t k, float alpha,
               const float *a, uint32_t lda, const float *b, uint32_t ldb, float beta, float *c,

@@ -10,6 +10,8 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "base/restart.h"
+#include "codec/linalg.h"
 #include "daemon/config.h"
 #include "daemon/listen.h"
 #include "daemon/sd.h"
@@ -320,8 +322,10 @@ static int short_answer(int argc, char **argv) {
 int main(int argc, char **argv) {
     static struct daemon d;
     char text[512];
-    int r = guard_output(), signals;
+    int r, signals;
 
+    cst_restart_with(argv, CST_LINALG_VARIABLE, cst_linalg_core_type());
+    r = guard_output();
     if (r)
         return 1; /* nowhere to say it */
     r = short_answer(argc, argv);

@@ -7,6 +7,8 @@
  */
 #include "base/macros.h"
 #include "base/mem.h"
+#include "base/restart.h"
+#include "codec/linalg.h"
 #include "tools/codec_tool.h"
 
 #include <float.h>
@@ -243,8 +245,10 @@ int main(int argc, char **argv) {
     };
     const struct command *command;
     bool help = false;
-    int r = parse_options(&options, argc, argv, &help);
+    int r;
 
+    cst_restart_with(argv, CST_LINALG_VARIABLE, cst_linalg_core_type());
+    r = parse_options(&options, argc, argv, &help);
     if (r)
         return r;
     if (help || optind == argc) {

@@ -8,6 +8,7 @@
 #include "codec/linalg.h"
 
 #include "base/random.h"
+#include "base/restart.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -202,12 +203,22 @@ static void threads_at_once(void **state) {
     free(x);
 }
 
-int main(void) {
+/* Since main() asked for it. */
+static void kernels_fit_the_processor(void **state) {
+    assert_null(cst_linalg_core_type());
+}
+
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),     cmocka_unit_test(grams),
-        cmocka_unit_test(eigenvectors), cmocka_unit_test(orthonormal_rows),
-        cmocka_unit_test(solutions),    cmocka_unit_test(threads_at_once),
+        cmocka_unit_test(products),
+        cmocka_unit_test(grams),
+        cmocka_unit_test(eigenvectors),
+        cmocka_unit_test(orthonormal_rows),
+        cmocka_unit_test(solutions),
+        cmocka_unit_test(threads_at_once),
+        cmocka_unit_test(kernels_fit_the_processor),
     };
 
+    cst_restart_with(argv, CST_LINALG_VARIABLE, cst_linalg_core_type());
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
