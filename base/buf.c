@@ -6,21 +6,11 @@
 #include "base/mem.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-
-void cst_buf_init(struct cst_buf *b, size_t max) {
-    *b = CST_BUF_NULL(max);
-}
 
 void cst_buf_deinit(struct cst_buf *b) {
     cst_free(b->data);
     *b = CST_BUF_NULL(b->max);
-}
-
-void cst_buf_clear(struct cst_buf *b) {
-    b->len = 0;
 }
 
 static int reserve(struct cst_buf *b, size_t n) {
@@ -49,24 +39,5 @@ int cst_buf_append(struct cst_buf *b, const void *data, size_t n) {
         return r;
     memcpy(b->data + b->len, data, n);
     b->len += n;
-    return 0;
-}
-
-int cst_buf_printf(struct cst_buf *b, const char *fmt, ...) {
-    va_list ap;
-    int n, r;
-
-    va_start(ap, fmt);
-    n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    if (n < 0)
-        return cst_err(-EINVAL);
-    r = reserve(b, (size_t)n + 1); /* room for the terminator, which len does not count */
-    if (r)
-        return r;
-    va_start(ap, fmt);
-    (void)vsnprintf((char *)b->data + b->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
-    b->len += (size_t)n;
     return 0;
 }

@@ -16,10 +16,7 @@ struct cst_buf {
 
 #define CST_BUF_NULL(limit) ((struct cst_buf){ .max = (limit) })
 
-void cst_buf_init(struct cst_buf *b, size_t max);
 void cst_buf_deinit(struct cst_buf *b);
-void cst_buf_clear(struct cst_buf *b);
 
 /* 0, CST_BUF_E_FULL or -ENOMEM. */
 int cst_buf_append(struct cst_buf *b, const void *data, size_t n);
-int cst_buf_printf(struct cst_buf *b, const char *fmt, ...) CST_PRINTF(2, 3);

@@ -197,7 +197,6 @@ struct parse {
     struct cst_config *config;
     const char *at;
     unsigned line;
-    bool long_line;
     int r;
     char text[256];
 };

@@ -206,15 +206,3 @@ int cst_loop_turn(struct cst_loop *loop) {
     run_deferred(loop);
     return 0;
 }
-
-int cst_loop_run(struct cst_loop *loop) {
-    int r = 0;
-
-    while (!loop->stopped && !r)
-        r = cst_loop_turn(loop);
-    return r;
-}
-
-void cst_loop_stop(struct cst_loop *loop) {
-    loop->stopped = true;
-}

@@ -37,7 +37,6 @@ struct cst_deferred {
 
 struct cst_loop {
     int epoll;
-    bool stopped;
     uint64_t tick_ns; /* of the coarse clock */
     struct cst_list timers, deferred;
     struct cst_io alarm; /* a timerfd: ends a sleep when a timer is due */
@@ -69,7 +68,3 @@ void cst_deferred_stop(struct cst_deferred *deferred);
 
 /* One turn. 0 or a negative errno. */
 int cst_loop_turn(struct cst_loop *loop);
-
-/* Turns until cst_loop_stop(). */
-int cst_loop_run(struct cst_loop *loop);
-void cst_loop_stop(struct cst_loop *loop);
