@@ -84,9 +84,11 @@ static void count_session(const struct cst_server *server, Cistern__V1__StatusRe
 
 static void tell_disk(const struct cst_server *server, Cistern__V1__StatusReply *reply) {
     struct cst_seg_stats s;
+    struct cst_aio_stats io;
 
     if (!cst_store_disk_stats(server->store, &s))
         return;
+    cst_aio_stats(server->disk.aio, &io);
     reply->disk_limit = s.bytes;
     reply->disk_used = s.record_bytes;
     reply->disk_records = s.records;
@@ -96,6 +98,10 @@ static void tell_disk(const struct cst_server *server, Cistern__V1__StatusReply 
     reply->disk_errors = s.errors;
     reply->disk_corrupt = s.corrupt;
     reply->disk_recovered = s.found;
+    reply->disk_rejected = s.rejected;
+    reply->disk_lost = s.lost;
+    reply->disk_unused = (s.segments_retired + s.segments_foreign) * s.segment_bytes;
+    reply->disk_retries = io.retries;
     reply->disk_evicted = s.evicted;
     reply->disk_io = (char *)(uintptr_t)cst_aio_name(server->disk.aio);
     reply->disk_off = s.off;
@@ -115,7 +121,7 @@ void cst_req_status(struct cst_call *call, const ProtobufCMessage *message) {
     reply.epoch = server->epoch;
     reply.uptime_ms = (cst_now_ns(server->env.clock) - server->started_ns) / CST_NS_PER_MS;
     reply.staging_bytes = server->total.used[CST_RES_STAGING];
-    reply.memory_limit = config->memory;
+    reply.memory_limit = store.memory_limit;
     reply.memory_used = store.memory_used + reply.staging_bytes;
     reply.index_limit = store.index_limit;
     reply.index_used = store.index_used;

@@ -221,7 +221,6 @@ struct cst_seg_store {
                                   under way, then as given by cst_seg_store_ref() */
     uint32_t hits;
     /* the engine's */
-    struct cst_seg_write *write;
     struct cst_seg_ref ref;
 };
 
@@ -281,19 +280,23 @@ int cst_seg_purge(struct cst_seg *seg, const char *namespace_name, enum cst_seg_
 struct cst_seg_stats {
     bool off, read_only, encrypted;
     bool cached;    /* I/O doesn't go past the page cache */
-    uint64_t bytes; /* that the tier may take */
-    uint64_t segment_bytes, segments, segments_free, segments_retired, segments_foreign;
+    uint64_t bytes; /* cst_seg_bytes() */
+    uint64_t segment_bytes, segments;
+    uint64_t segments_retired,
+        segments_foreign;           /* not used: a write failed in it; not understood */
     uint64_t records, record_bytes; /* live ones, with all that belongs to them */
     uint64_t stored, stored_bytes;  /* by users */
     uint64_t moved, moved_bytes;    /* re-inserted from evicted segments */
     uint64_t overhead_bytes;        /* written for headers, indexes, spaces */
     uint64_t read, read_bytes;
-    uint64_t evicted, dropped, corrupt, lost, refused, errors;
+    uint64_t evicted, corrupt, lost, errors;
     /* recovery */
-    uint64_t found, rejected, recover_ns;
+    uint64_t found, rejected, recover_ns; /* rejected: can't be used */
     uint32_t recover_done, recover_total; /* segments */
     bool recovered_clean;                 /* the last run had stopped cleanly */
 };
+/* Bytes that the tier may take. */
+uint64_t cst_seg_bytes(const struct cst_seg *seg);
 /* No reads, no stores any more. */
 bool cst_seg_is_off(const struct cst_seg *seg);
 void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out);

@@ -599,15 +599,18 @@ bool cst_seg_is_off(const struct cst_seg *seg) {
     return seg->off;
 }
 
+uint64_t cst_seg_bytes(const struct cst_seg *seg) {
+    return seg->n_allowed * seg->segment_bytes;
+}
+
 void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out) {
     *out = seg->stats;
     out->off = seg->off;
     out->read_only = seg->read_only;
     out->encrypted = seg->options.crypt == CST_SEG_CRYPT_AES;
-    out->bytes = seg->n_allowed * seg->segment_bytes;
+    out->bytes = cst_seg_bytes(seg);
     out->segment_bytes = seg->segment_bytes;
     out->segments = seg->n_files;
-    out->segments_free = seg->n_free;
     for (uint32_t i = 0; i < seg->n_segments; i++)
         out->cached |= seg->segments[i].file && !cst_aio_is_direct(seg->segments[i].file);
     for (const struct cst_list *it = seg->namespaces.next; it != &seg->namespaces; it = it->next) {

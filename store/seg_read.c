@@ -258,7 +258,6 @@ void cst_seg_drop(struct cst_seg *seg, struct cst_seg_ref ref, bool destroy) {
     if (!cst_seg_find(seg, ref, &s))
         return;
     cst_segment_unlive(s, ref.slot);
-    seg->stats.dropped++;
     if (destroy && !seg->off && !seg->read_only) {
         seg->hurry = true;
         wipe_start(s, ref.slot);

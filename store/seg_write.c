@@ -173,7 +173,6 @@ static void tell(struct cst_seg_write *w, int status) {
     s->writers--;
     seg->busy--;
     if (store) {
-        store->write = NULL;
         store->done(store, status);
     } else if (move) {
         cst_seg_move_done(move, status, ref);
@@ -625,16 +624,13 @@ int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store) {
     assert(store->owner && record->payload_bytes && record->space->ns->seg == seg);
     if (!r)
         r = record_begin(record, store->payload, &w);
-    if (r) {
-        seg->stats.refused++;
+    if (r)
         return r;
-    }
     seg->rate_left -= CST_MIN(seg->rate_left, record->payload_bytes);
     w->store = store;
     w->owner = store->owner;
     w->parent = store->parent;
     w->has_parent = record->has_parent;
-    store->write = w;
     store->ref = cst_segment_ref(w->segment, w->slot);
     start(w);
     return 0;

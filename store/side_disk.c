@@ -115,13 +115,6 @@ void cst_side_gone(void *owner) {
 
 /* ---- what may be there ---- */
 
-static uint64_t tier_bytes(const struct cst_cold *c) {
-    struct cst_seg_stats stats;
-
-    cst_seg_stats(c->seg, &stats);
-    return stats.bytes;
-}
-
 static void note_too_small(struct cst_cold *c, struct cst_side_disk *d) {
     char text[200];
 
@@ -143,7 +136,7 @@ static bool take_place(struct cst_side_data *side) {
 
     if (d->counted || d->refused)
         return !d->refused;
-    all = tier_bytes(c);
+    all = cst_seg_bytes(c->seg);
     most = (c->namespace_bytes ? CST_MIN(all, c->namespace_bytes) : all) / SHARE_ONE;
     d->refused = d->total > most;
     d->waiting = c->side_bytes + d->total > all / SHARE_ALL;

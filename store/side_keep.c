@@ -38,10 +38,7 @@ static void end(struct kept *k) {
 }
 
 void cst_side_keep_begin(struct cst_cold *c, const struct cst_side_disk *d) {
-    struct cst_seg_stats stats;
-
-    cst_seg_stats(c->seg, &stats);
-    c->keeping = d && c->kept_bytes + d->total <= stats.bytes / SHARE;
+    c->keeping = d && c->kept_bytes + d->total <= cst_seg_bytes(c->seg) / SHARE;
 }
 
 void cst_side_keep_end(struct cst_cold *c) {

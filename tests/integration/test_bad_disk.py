@@ -126,6 +126,20 @@ def test_a_segment_of_a_newer_format_is_left_alone(disk: Path) -> None:
     assert n > 0
 
 
+def test_the_status_tells_what_can_not_be_used(disk: Path) -> None:
+    foreign, damaged, *_ = used(disk)
+    patch(foreign, 8, struct.pack("<I", 9), 512)
+    whole = bytearray(damaged.read_bytes())
+    (index,) = struct.unpack_from("<I", whole, len(whole) - 4096 + 12)
+    whole[4096 * index + 100] ^= 1
+    damaged.write_bytes(whole)
+    with PrivateDaemon(*args(disk, "--crypt", "off")) as d, Peer(d.socket) as monitor:
+        told = monitor.status_counters()
+    assert told["disk_unused"] == SEGMENT
+    assert told["disk_rejected"] > 0 and told["disk_recovered"] < BLOCKS
+    assert told["disk_lost"] == told["disk_retries"] == told["disk_errors"] == 0
+
+
 def test_cut_grown_and_deleted_files_cost_hits(disk: Path) -> None:
     first, second, *_ = used(disk)
     whole = first.read_bytes(), second.read_bytes()

@@ -180,7 +180,7 @@ class Watch(Case):
         self.assertEqual(got["epoch"], "f" * 16)
         self.assertEqual(got["memory_limit"], 1 << 30)
         self.assertEqual(got["policy"], "arc")
-        self.assertEqual(len(got), 34)
+        self.assertEqual(len(got), 38)
         out = self.ctl("status")
         for line in ("running for           1 d 1 h", "memory in use         1.0 MiB",
                      "of at most            1.0 GiB", "process               4242"):
