@@ -64,6 +64,17 @@ static void something_happened(void *arg, struct cst_space *space, enum cst_even
     cst_event_notify(arg, space, what, key, tier);
 }
 
+static void slab_failed(void *arg, int status) {
+    struct cst_server *server = arg;
+
+    if (status == server->slab_error) /* said once */
+        return;
+    server->slab_error = status;
+    cst_log(CST_LOG_WARNING, "can't make a slab, so clients are told BUSY: %s%s",
+            strerrordesc_np(-status),
+            status == -EMFILE ? "; raise the limit (LimitNOFILE of the unit, ulimit -n)" : "");
+}
+
 static int make_store(struct cst_server *server) {
     static const char *const policies[] = { "cost", "s3fifo", "arc", "lru" };
     const struct cst_config *c = &server->config;
@@ -85,6 +96,7 @@ static int make_store(struct cst_server *server) {
         .jobs = cst_workers_jobs(server->workers),
         .mem = server->env.mem,
         .slab_retire = slab_retired,
+        .slab_failed = slab_failed,
         .event = something_happened,
         .arg = server,
     };

@@ -90,6 +90,7 @@ struct cst_server {
     struct cst_hashmap shares;     /* share.c, by slab id */
     struct cst_slab_number last_number;
     struct cst_timer retire_timer;
+    int slab_error;              /* why there was no slab, as last told to the operator */
     struct cst_list free_leases; /* lease.c */
     size_t n_free_leases;
     struct cst_scratch scratch;

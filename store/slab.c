@@ -89,8 +89,10 @@ static void add(struct cst_slab_slots *s) {
     count(s, 1);
 }
 
-/* The machine is out of memory, whatever the limits say. */
-static void back_off(struct cst_store *store) {
+/* The machine is out of memory or files, whatever the limits say. */
+static void back_off(struct cst_store *store, int status) {
+    if (store->env.slab_failed)
+        store->env.slab_failed(store->env.arg, status);
     store->slabs_after_ns = cst_store_now(store) + CST_NS_PER_S;
 }
 
@@ -108,7 +110,7 @@ static void make_done(struct cst_job *job) {
     if (s->made) {
         store->env.mem->slab_drop(&s->slab.mem); /* the map may be what failed */
         store->slab_bytes -= size;
-        back_off(store);
+        back_off(store, s->made);
         forget(s);
     } else {
         add(s);
@@ -124,7 +126,7 @@ int cst_slab_make(struct cst_space *space, bool packed, uint32_t klass, uint64_t
     struct cst_slab_slots *s = cst_calloc(1, meta);
 
     if (!s) {
-        back_off(space->store);
+        back_off(space->store, -ENOMEM);
         return cst_err(-ENOMEM);
     }
     s->slab = (struct cst_slab){

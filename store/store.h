@@ -90,10 +90,13 @@ struct cst_store_env {
     struct cst_random *random;
     struct cst_jobs *jobs;
     const struct cst_mem_ops *mem;
-    /* Both callbacks may be NULL and must not call back into the store, but for unhold() of the
+    /* The callbacks may be NULL and must not call back into the store, but for unhold() of the
      * slab that retires. The store wants this slab's memory back: every holder is asked to drop it.
      */
     void (*slab_retire)(void *arg, struct cst_slab *slab);
+    /* Within the limits, and yet no slab was to be had: a negative errno. What needs one is BUSY.
+     */
+    void (*slab_failed)(void *arg, int status);
     void (*event)(void *arg, struct cst_space *space, enum cst_event what, const uint8_t key[32],
                   enum cst_tier tier);
     void *arg;

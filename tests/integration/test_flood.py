@@ -4,6 +4,7 @@ nobody else's time; what is full says so at once."""
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 
@@ -133,3 +134,18 @@ def test_full_memory_evicts_and_never_grows() -> None:
             assert status["memory_used"] <= limit
             assert ok(p.call("Stats")).evicted_blocks > 0
             assert anonymous_rss(d.process.pid) < 64 << 20
+
+
+def test_a_lack_of_files_is_busy_and_said_once() -> None:
+    """Each slab is an open file."""
+    with PrivateDaemon("--slab", "1MiB", "--staging", "1MiB") as d:
+        with Peer(d.socket, LAYOUT) as p:
+            pid, tokens = d.process.pid, prompt("files", 1)
+            (slot,) = p.reserve(tokens)  # now it has its staging
+            p.fill(slot, payload(LAYOUT.chain(tokens)[0], LAYOUT.size))
+            files, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+            assert p.commit([slot]) == ["BUSY"]
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (files, hard))
+            until(lambda: p.put(tokens) == ["OK"], "a slab can be had again")
+        assert d.log().count("Too many open files; raise the limit (LimitNOFILE") == 1, d.log()
