@@ -47,7 +47,11 @@ def private_daemon(program):
                 yield client
         finally:
             daemon.terminate()
-            daemon.wait(20)
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
 
 
 def settle(client):
