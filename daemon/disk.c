@@ -131,25 +131,41 @@ static void recovered(void *arg, int status) {
     disk->status = status;
 }
 
-static void tell_recovery(const struct cst_server *server, bool over) {
+static void tell_progress(const struct cst_server *server) {
     struct cst_seg_stats s;
-    char text[128], found[96] = "no blocks yet";
+    char text[128];
 
     (void)cst_store_disk_stats(server->store, &s);
-    if (!over) {
-        (void)snprintf(text, sizeof(text), "Looking for blocks on disk: segment %u of %u",
-                       s.recover_done, s.recover_total);
-        cst_sd_status(text);
-        return;
-    }
-    if (s.recover_total)
-        (void)snprintf(found, sizeof(found), "%llu blocks found in %llu ms after %s",
-                       (unsigned long long)s.found,
-                       (unsigned long long)(s.recover_ns / CST_NS_PER_MS),
-                       s.recovered_clean ? "a clean stop" : "no clean stop");
-    cst_log(CST_LOG_INFO, "disk: %s, %s, %llu MiB, %s; %s", server->config.directory,
-            cst_aio_name(server->disk.aio), (unsigned long long)(s.bytes >> 20),
-            s.encrypted ? "encrypted" : "not encrypted", found);
+    (void)snprintf(text, sizeof(text), "Looking for blocks on disk: segment %u of %u",
+                   s.recover_done, s.recover_total);
+    cst_sd_status(text);
+}
+
+static void describe_found(const struct cst_seg_stats *s, int status, char *out, size_t cap) {
+    unsigned long long n = s->found;
+
+    if (status)
+        (void)snprintf(out, cap, "recovery ended early, with %llu blocks: %s", n,
+                       strerrordesc_np(-status));
+    else if (s->recover_total)
+        (void)snprintf(out, cap, "%llu blocks found in %llu ms after %s", n,
+                       (unsigned long long)(s->recover_ns / CST_NS_PER_MS),
+                       s->recovered_clean ? "a clean stop" : "no clean stop");
+    else
+        (void)snprintf(out, cap, "no blocks yet");
+}
+
+static void tell_recovered(const struct cst_server *server) {
+    int status = server->disk.status;
+    struct cst_seg_stats s;
+    char found[128];
+
+    (void)cst_store_disk_stats(server->store, &s);
+    describe_found(&s, status, found, sizeof(found));
+    cst_log(status ? CST_LOG_ERROR : CST_LOG_INFO, "disk: %s, %s, %llu MiB, %s; %s",
+            server->config.directory, cst_aio_name(server->disk.aio),
+            (unsigned long long)(s.bytes >> 20), s.encrypted ? "encrypted" : "not encrypted",
+            found);
     if (s.cached && server->config.disk_direct)
         cst_log(CST_LOG_NOTICE,
                 "disk: the file system of %s can't go past the page cache, so that takes memory, "
@@ -165,16 +181,15 @@ static int recover(struct cst_server *server) {
     cst_store_disk_recover(server->store, recovered, disk);
     while (disk->recovering && !r) {
         if (!cst_timer_is_set(&disk->timer)) {
-            tell_recovery(server, false);
+            tell_progress(server);
             cst_timer_set(&server->loop, &disk->timer, LOOK_MS * CST_NS_PER_MS);
         }
         cst_disk_kick(disk);
         r = cst_loop_turn(&server->loop);
     }
     cst_timer_stop(&disk->timer);
-    if (!r && disk->status)
-        cst_log(CST_LOG_ERROR, "disk: recovery ended early: %s", strerrordesc_np(-disk->status));
-    tell_recovery(server, true);
+    if (!r)
+        tell_recovered(server);
     return r;
 }
 
