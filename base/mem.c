@@ -2,15 +2,17 @@
 /* The one file that calls the libc allocator; see mem.h. Owns nothing, any thread. */
 #include "base/mem.h"
 
+#include "base/err.h"
 #include "base/fault.h"
 #include "base/macros.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PAGE = 4096, HUGE = 2 << 20 };
+enum { PAGE = 4096, HUGE = 2 << 20, GROW_MIN = 64 };
 
 void *cst_malloc(size_t n) {
     return cst_fault_hit(CST_FAULT_ALLOC) ? NULL : malloc(n ? n : 1);
@@ -22,6 +24,21 @@ void *cst_calloc(size_t n, size_t size) {
 
 void *cst_realloc(void *p, size_t n) {
     return cst_fault_hit(CST_FAULT_ALLOC) ? NULL : realloc(p, n ? n : 1);
+}
+
+int cst_grow(void *array, size_t *cap, size_t need, size_t size) {
+    size_t n = CST_MAX(need, CST_MAX(2 * *cap, (size_t)GROW_MIN)), bytes;
+    void *old, *grown;
+
+    if (need <= *cap)
+        return 0;
+    memcpy(&old, array, sizeof(old));
+    grown = __builtin_mul_overflow(n, size, &bytes) ? NULL : cst_realloc(old, bytes);
+    if (!grown)
+        return cst_err(-ENOMEM);
+    memcpy(array, &grown, sizeof(grown));
+    *cap = n;
+    return 0;
 }
 
 void *cst_memdup(const void *p, size_t n) {

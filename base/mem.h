@@ -16,6 +16,10 @@ void *cst_realloc(void *p, size_t n);
 void *cst_memdup(const void *p, size_t n);
 char *cst_strdup(const char *s);
 
+/* Room for `need` elements in an array, of which there are at least twice as many as before if it
+ * grows: array is the address of its pointer, of any type. 0 or -ENOMEM, and it is as it was. */
+int cst_grow(void *array, size_t *cap, size_t need, size_t size);
+
 /* NULL ok; returns NULL. */
 void *cst_free(void *p);
 

@@ -29,21 +29,6 @@ struct reader {
     size_t n_ids;
 };
 
-static int grow(void *array, size_t *max, size_t need, size_t size) {
-    size_t n = CST_MAX(need, *max ? 2 * *max : 1024);
-    void *old, *p;
-
-    if (need <= *max)
-        return 0;
-    memcpy(&old, array, sizeof(old));
-    p = cst_realloc(old, n * size);
-    if (!p)
-        return -ENOMEM;
-    memcpy(array, &p, sizeof(p));
-    *max = n;
-    return 0;
-}
-
 static void skip_space(struct reader *r) {
     while (r->at < r->end && strchr(" \t\r\n", *r->at) && *r->at)
         r->at++;
@@ -75,7 +60,7 @@ static int renumber(struct reader *r, double id, uint32_t *out) {
 
     if (id >= ID_MAX)
         return -EINVAL;
-    e = grow(&r->number, &r->n_ids, i + 1, sizeof(*r->number));
+    e = cst_grow(&r->number, &r->n_ids, i + 1, sizeof(*r->number));
     if (e)
         return e;
     if (r->n_ids > had)
@@ -90,7 +75,7 @@ static int read_ids(struct reader *r) {
     struct cst_trace *t = r->out;
     struct cst_trace_request *q;
     size_t full;
-    int e = grow(&t->requests, &r->requests_max, t->n_requests + 1, sizeof(*t->requests));
+    int e = cst_grow(&t->requests, &r->requests_max, t->n_requests + 1, sizeof(*t->requests));
 
     if (e)
         return e;
@@ -107,7 +92,7 @@ static int read_ids(struct reader *r) {
         (void)take(r, ',');
         if (q->n_blocks == full)
             continue; /* the last one is not full */
-        e = grow(&t->blocks, &r->touches_max, t->n_touches + 1, sizeof(*t->blocks));
+        e = cst_grow(&t->blocks, &r->touches_max, t->n_touches + 1, sizeof(*t->blocks));
         if (!e)
             e = renumber(r, id, &t->blocks[t->n_touches]);
         if (e)
@@ -199,7 +184,7 @@ static int read_file(const char *path, char **out, size_t *len) {
         return -errno;
     *len = 0;
     do {
-        r = *len < TEXT_MAX ? grow(&text, &max, *len + 65536, 1) : -EFBIG;
+        r = *len < TEXT_MAX ? cst_grow(&text, &max, *len + 65536, 1) : -EFBIG;
         if (!r)
             *len += fread(text + *len, 1, 65536, f);
     } while (!r && !feof(f) && !ferror(f));
@@ -223,7 +208,7 @@ static int unpack(const char *data, size_t len, char **out, size_t *out_len) {
     while (!r && left) {
         ZSTD_outBuffer to;
 
-        r = *out_len < TEXT_MAX ? grow(&text, &max, *out_len + 65536, 1) : -EFBIG;
+        r = *out_len < TEXT_MAX ? cst_grow(&text, &max, *out_len + 65536, 1) : -EFBIG;
         if (r)
             break;
         to = (ZSTD_outBuffer){ text, max, *out_len };

@@ -52,15 +52,8 @@ struct cst_seg_draft {
 static void *extend(struct cst_seg_draft *d, size_t n) {
     uint8_t *out;
 
-    if (d->n + n > d->cap) {
-        size_t cap = 2 * d->cap + n + 4096;
-        uint8_t *data = cst_realloc(d->data, cap);
-
-        if (!data)
-            return NULL;
-        d->data = data;
-        d->cap = cap;
-    }
+    if (cst_grow(&d->data, &d->cap, d->n + n, 1))
+        return NULL;
     out = d->data + d->n;
     memset(out, 0, n);
     d->n += n;

@@ -58,8 +58,9 @@ struct cst_seg_segment {
     struct cst_seal seal;
     uint8_t salt[CST_DISK_SALT];
     uint64_t fill, start, sequence;
-    struct cst_seg_slot *slots;  /* owned */
-    uint32_t n_slots, cap_slots; /* n_slots: published ones */
+    struct cst_seg_slot *slots; /* owned */
+    size_t cap_slots;
+    uint32_t n_slots; /* published ones */
     uint32_t n_live, live_chunks;
     uint32_t readers, writers; /* operations under way */
     /* while it is being filled */

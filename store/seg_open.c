@@ -184,16 +184,12 @@ static int64_t segment_id(const char *name) {
 static int list_one(void *arg, const char *name) {
     struct listing *l = arg;
     int64_t id = segment_id(name);
-    uint32_t *ids;
 
     if (id >= 0) {
-        if (l->n == l->cap) {
-            ids = cst_realloc(l->ids, (2 * l->cap + 64) * sizeof(*ids));
-            if (!ids)
-                return cst_err(-ENOMEM);
-            l->ids = ids;
-            l->cap = 2 * l->cap + 64;
-        }
+        int r = cst_grow(&l->ids, &l->cap, l->n + 1, sizeof(*l->ids));
+
+        if (r)
+            return r;
         l->ids[l->n++] = (uint32_t)id;
     } else if (is_name(name, CST_DISK_KEYS_NAME) || is_name(name, CST_DISK_CHECKPOINT_NAME)) {
         l->ours = true;

@@ -123,24 +123,12 @@ static int keep_orphan(struct cst_seg_recover *r, struct cst_seg_ref ref, uint32
                        const struct cst_disk_entry *e) {
     size_t n = cst_disk_entry_bytes(cst_disk_entry_meta_bytes(e));
 
-    if (r->n_orphans == r->cap_orphans) {
-        size_t cap = 2 * r->cap_orphans + 256;
-        struct orphan *orphans = cst_realloc(r->orphans, cap * sizeof(*orphans));
+    int status = cst_grow(&r->orphans, &r->cap_orphans, r->n_orphans + 1, sizeof(*r->orphans));
 
-        if (!orphans)
-            return cst_err(-ENOMEM);
-        r->orphans = orphans;
-        r->cap_orphans = cap;
-    }
-    if (r->kept_n + n > r->kept_cap) {
-        size_t cap = 2 * r->kept_cap + n + 65536;
-        uint8_t *kept = cst_realloc(r->kept, cap);
-
-        if (!kept)
-            return cst_err(-ENOMEM);
-        r->kept = kept;
-        r->kept_cap = cap;
-    }
+    if (!status)
+        status = cst_grow(&r->kept, &r->kept_cap, r->kept_n + n, 1);
+    if (status)
+        return status;
     memcpy(r->kept + r->kept_n, e, n);
     r->orphans[r->n_orphans++] = (struct orphan){ ref, position, r->kept_n };
     r->kept_n += n;
@@ -291,15 +279,10 @@ static void index_open(struct piece *p) {
 static int add_found(struct piece *p, const struct cst_disk_record *head) {
     size_t n = cst_disk_entry_bytes(cst_load32(&head->meta_bytes));
 
-    if (p->body_n + n > p->found_cap) {
-        size_t cap = 2 * p->found_cap + n + 16384;
-        uint8_t *found = cst_realloc(p->found, cap);
+    int r = cst_grow(&p->found, &p->found_cap, p->body_n + n, 1);
 
-        if (!found)
-            return cst_err(-ENOMEM);
-        p->found = found;
-        p->found_cap = cap;
-    }
+    if (r)
+        return r;
     cst_seg_entry_write(p->found + p->body_n, head);
     p->body_n += n;
     p->n_entries++;

@@ -285,27 +285,11 @@ bool cst_segment_fits(const struct cst_seg_segment *s, uint32_t n_chunks, uint32
 }
 
 int cst_segment_grow(struct cst_seg_segment *s, uint32_t meta_bytes) {
-    size_t need = s->body_n + cst_disk_entry_bytes(meta_bytes);
+    int r = cst_grow(&s->slots, &s->cap_slots, (size_t)s->next_slot + 1, sizeof(*s->slots));
 
-    if (s->next_slot == s->cap_slots) {
-        uint32_t cap = s->cap_slots ? 2 * s->cap_slots : 64;
-        struct cst_seg_slot *slots = cst_realloc(s->slots, cap * sizeof(*slots));
-
-        if (!slots)
-            return cst_err(-ENOMEM);
-        s->slots = slots;
-        s->cap_slots = cap;
-    }
-    if (s->state == CST_SEG_OPEN && need > s->body_cap) {
-        size_t cap = CST_MAX(2 * s->body_cap, need + 4096);
-        uint8_t *body = cst_realloc(s->body, cap);
-
-        if (!body)
-            return cst_err(-ENOMEM);
-        s->body = body;
-        s->body_cap = cap;
-    }
-    return 0;
+    if (!r && s->state == CST_SEG_OPEN)
+        r = cst_grow(&s->body, &s->body_cap, s->body_n + cst_disk_entry_bytes(meta_bytes), 1);
+    return r;
 }
 
 void cst_segment_add_entry(struct cst_seg_segment *s, const struct cst_disk_record *head) {
@@ -495,8 +479,8 @@ void cst_segment_empty(struct cst_seg_segment *s) {
     }
     s->slots = cst_free(s->slots);
     s->body = cst_free(s->body);
-    s->n_slots = s->cap_slots = s->next_slot = 0;
-    s->body_n = s->body_cap = s->body_end = 0;
+    s->n_slots = s->next_slot = 0;
+    s->cap_slots = s->body_n = s->body_cap = s->body_end = 0;
     while (s->n_spaces)
         (void)cst_seg_space_unref(s->spaces[--s->n_spaces]);
     s->spaces = cst_free(s->spaces);

@@ -80,16 +80,7 @@ static double cpu_s(void) {
 }
 
 static int make_room(struct cst_codec_text *c, size_t n) {
-    uint8_t *grown;
-
-    if (c->cap - c->len >= n)
-        return 0;
-    grown = cst_realloc(c->frames, 2 * c->cap + n);
-    if (!grown)
-        return no_memory(c);
-    c->frames = grown;
-    c->cap = 2 * c->cap + n;
-    return 0;
+    return cst_grow(&c->frames, &c->cap, c->len + n, 1) ? no_memory(c) : 0;
 }
 
 int cst_codec_text_encode(struct cst_codec_text *c, const struct cst_encode_params *params) {

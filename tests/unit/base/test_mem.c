@@ -41,8 +41,35 @@ static void fails_where_it_is_told_to(void **state) {
     cst_fault_leave();
 }
 
+static void an_array_grows_by_doubling(void **state) {
+    uint32_t *x = NULL;
+    size_t cap = 0, last;
+
+    for (uint32_t n = 0; n < 5000; n++) {
+        last = cap;
+        assert_int_equal(cst_grow(&x, &cap, n + 1, sizeof(*x)), 0);
+        assert_true(cap > n && (cap == last || cap >= 2 * last));
+        x[n] = n;
+    }
+    for (uint32_t n = 0; n < 5000; n++)
+        assert_int_equal(x[n], n);
+    last = cap;
+    assert_int_equal(cst_grow(&x, &cap, 100000, sizeof(*x)), 0);
+    assert_int_equal(cap, 100000);
+    assert_int_equal(cst_grow(&x, &cap, SIZE_MAX / 2, sizeof(*x)), -ENOMEM);
+    cst_fault_join();
+    cst_fault_arm(CST_FAULT_ALLOC, 1, 1);
+    assert_int_equal(cst_grow(&x, &cap, 100001, sizeof(*x)), -ENOMEM);
+    cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+    cst_fault_leave();
+    assert_int_equal(cap, 100000);
+    assert_int_equal(x[4999], 4999);
+    cst_free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_array_grows_by_doubling),
         cmocka_unit_test(has_zeroed_pages),
         cmocka_unit_test(fails_where_it_is_told_to),
     };
