@@ -281,7 +281,7 @@ static int commit_slots(struct cst_raw *raw, uint8_t *ids, size_t n, uint16_t *s
     const Cistern__V1__CommitReply *reply;
     int status;
 
-    commit.slots = (ProtobufCBinaryData){ .len = n * 8, .data = ids };
+    commit.slots = cst_raw_bytes(ids, n * 8);
     status = cst_raw_call(raw, CST_MSG_COMMIT, &commit.base);
     reply = raw->reply;
     for (size_t i = 0; i < n && !status; i++)
@@ -301,9 +301,9 @@ int cst_raw_put(struct cst_raw *raw, uint32_t space, struct cst_raw_staging *sta
     assert_true(n <= MAX);
     cst_box_chain(parent, first, n, keys, tokens);
     reserve.space = space;
-    reserve.parent = (ProtobufCBinaryData){ .len = 32, .data = (uint8_t *)(uintptr_t)parent };
-    reserve.keys = (ProtobufCBinaryData){ .len = n * 32, .data = keys };
-    reserve.tokens = (ProtobufCBinaryData){ .len = n * BOX_TOKENS * 4, .data = (void *)tokens };
+    reserve.parent = cst_raw_bytes(parent, 32);
+    reserve.keys = cst_raw_bytes(keys, n * 32);
+    reserve.tokens = cst_raw_bytes(tokens, n * BOX_TOKENS * 4);
     status = cst_raw_call(raw, CST_MSG_RESERVE, &reserve.base);
     if (status)
         return status;

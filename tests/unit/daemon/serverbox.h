@@ -73,6 +73,11 @@ int cst_raw_call(struct cst_raw *raw, uint16_t type, const ProtobufCMessage *mes
 
 int cst_raw_hello(struct cst_raw *raw);
 
+/* A field of n bytes, which are only read. */
+static inline ProtobufCBinaryData cst_raw_bytes(const void *data, size_t n) {
+    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
+}
+
 /* ---- a small space of opaque blocks ---- */
 
 enum { BOX_TOKENS = 16, BOX_BLOCK = 8192 };

@@ -38,7 +38,7 @@ static void check_bystander(void) {
     const Cistern__V1__LookupReply *reply;
 
     lookup.space = good_space;
-    lookup.keys = (ProtobufCBinaryData){ .len = 32, .data = good_key };
+    lookup.keys = cst_raw_bytes(good_key, 32);
     assert_int_equal(cst_raw_call(&good, CST_MSG_LOOKUP, &lookup.base), CST_STATUS_OK);
     reply = good.reply;
     assert_int_equal(reply->present, 1);

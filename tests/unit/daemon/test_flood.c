@@ -25,10 +25,6 @@ static uint32_t spaces[CROWD];
 static uint8_t root[32];
 static uint8_t *keys; /* of the stored blocks */
 
-static ProtobufCBinaryData bytes(const void *data, size_t n) {
-    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
-}
-
 static uint64_t status_kib(const char *field) {
     char path[64], line[256];
     uint64_t kib = 0;
@@ -75,9 +71,9 @@ static void fill_blocks(struct cst_raw *raw, uint32_t space) {
         size_t n = 0;
 
         reserve.space = space;
-        reserve.parent = bytes(first ? keys + 32 * (first - 1) : root, 32);
-        reserve.keys = bytes(keys + 32 * first, 32 * BATCH);
-        reserve.tokens = bytes(tokens + first * BOX_TOKENS, 4 * BATCH * BOX_TOKENS);
+        reserve.parent = cst_raw_bytes(first ? keys + 32 * (first - 1) : root, 32);
+        reserve.keys = cst_raw_bytes(keys + 32 * first, 32 * BATCH);
+        reserve.tokens = cst_raw_bytes(tokens + first * BOX_TOKENS, 4 * BATCH * BOX_TOKENS);
         assert_int_equal(cst_raw_call(raw, CST_MSG_RESERVE, &reserve.base), 0);
         records = (const void *)((const Cistern__V1__ReserveReply *)raw->reply)->slots.data;
         for (size_t i = 0; i < BATCH && !cst_load16(&records[i].status); i++) {
@@ -89,7 +85,7 @@ static void fill_blocks(struct cst_raw *raw, uint32_t space) {
         }
         if (!n)
             break; /* full, and its own chain can't make room */
-        commit.slots = bytes(slots, 8 * n);
+        commit.slots = cst_raw_bytes(slots, 8 * n);
         assert_int_equal(cst_raw_call(raw, CST_MSG_COMMIT, &commit.base), 0);
     }
     cst_raw_staging_unmap(&staging);
@@ -100,7 +96,7 @@ static void take_leases(struct cst_raw *raw, uint32_t space) {
     Cistern__V1__Acquire acquire = CISTERN__V1__ACQUIRE__INIT;
 
     acquire.space = space;
-    acquire.keys = bytes(keys, 32 * CST_ACQUIRE_KEYS_MAX);
+    acquire.keys = cst_raw_bytes(keys, 32 * CST_ACQUIRE_KEYS_MAX);
     for (uint64_t round = 0; round < 3; round++) {
         acquire.lease = 1 + round * CST_ACQUIRE_KEYS_MAX;
         assert_int_equal(cst_raw_call(raw, CST_MSG_ACQUIRE, &acquire.base), 0);
@@ -111,7 +107,7 @@ static void take_slabs(struct cst_raw *raw) {
     Cistern__V1__SlabGet get = CISTERN__V1__SLAB_GET__INIT;
     struct cst_le32 ids[16];
 
-    get.slabs = bytes(ids, sizeof(ids));
+    get.slabs = cst_raw_bytes(ids, sizeof(ids));
     for (uint32_t first = 1; first < 400; first += 16) {
         for (uint32_t i = 0; i < 16; i++)
             cst_store32(&ids[i], first + i);
@@ -125,7 +121,8 @@ static void take_handles(struct cst_raw *raw, uint8_t model) {
     uint8_t descriptor[1024];
     int status = 0;
 
-    open.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), model));
+    open.descriptor =
+        cst_raw_bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), model));
     for (int i = 0; i < 200 && !status; i++) {
         status = cst_raw_call(raw, CST_MSG_SPACE_OPEN, &open.base);
         if (!status) {
@@ -142,7 +139,7 @@ static void flood(struct cst_raw *raw) {
     Cistern__V1__Ping ping = CISTERN__V1__PING__INIT;
     size_t n;
 
-    ping.payload = bytes(payload, sizeof(payload));
+    ping.payload = cst_raw_bytes(payload, sizeof(payload));
     n = cst_packet_pack(raw->out, CST_PACKET_MAX, CST_MSG_PING, 0, 1, &ping.base);
     for (int i = 0; i < 20; i++)
         if (send(raw->fd, raw->out, n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN)
@@ -155,7 +152,7 @@ static void a_hostile_crowd_gets_no_more_memory(void **state) {
 
     cst_raw_connect_to(&good, &addr, sizeof(addr));
     lookup.space = cst_raw_open(&good, 1, CST_KIND_TOKENS, root);
-    lookup.keys = bytes(keys, 32);
+    lookup.keys = cst_raw_bytes(keys, 32);
     for (size_t i = 0; i < CROWD; i++)
         connect_one(i, 1);
     check_memory("connections");

@@ -35,10 +35,6 @@ static int stop(void **state) {
     return 0;
 }
 
-static ProtobufCBinaryData bytes(const void *data, size_t n) {
-    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
-}
-
 /* ---- helpers: one request each ---- */
 
 static int reserve(struct cst_raw *client, uint32_t handle, const uint8_t *parent,
@@ -47,9 +43,9 @@ static int reserve(struct cst_raw *client, uint32_t handle, const uint8_t *paren
 
     m.space = handle;
     if (parent)
-        m.parent = bytes(parent, 32);
-    m.keys = bytes(keys, 32 * n);
-    m.tokens = bytes(tokens, 4 * n_tokens);
+        m.parent = cst_raw_bytes(parent, 32);
+    m.keys = cst_raw_bytes(keys, 32 * n);
+    m.tokens = cst_raw_bytes(tokens, 4 * n_tokens);
     return cst_raw_call(client, CST_MSG_RESERVE, &m.base);
 }
 
@@ -70,8 +66,8 @@ static int commit(struct cst_raw *client, const uint64_t *slots, size_t n, const
     const Cistern__V1__CommitReply *reply;
     int status;
 
-    m.slots = bytes(slots, 8 * n);
-    m.surprisals = bytes(surprisals, 2 * n_surprisals);
+    m.slots = cst_raw_bytes(slots, 8 * n);
+    m.surprisals = cst_raw_bytes(surprisals, 2 * n_surprisals);
     status = cst_raw_call(client, CST_MSG_COMMIT, &m.base);
     if (status)
         return status;
@@ -83,7 +79,7 @@ static int commit(struct cst_raw *client, const uint64_t *slots, size_t n, const
 static void abort_slot(struct cst_raw *client, uint64_t slot) {
     Cistern__V1__Abort m = CISTERN__V1__ABORT__INIT;
 
-    m.slots = bytes(&slot, 8);
+    m.slots = cst_raw_bytes(&slot, 8);
     assert_int_equal(cst_raw_call(client, CST_MSG_ABORT, &m.base), 0);
 }
 
@@ -91,7 +87,7 @@ static int lookup(const void *keys, size_t len, const Cistern__V1__ListRef *ref)
     Cistern__V1__Lookup m = CISTERN__V1__LOOKUP__INIT;
 
     m.space = space;
-    m.keys = bytes(keys, len);
+    m.keys = cst_raw_bytes(keys, len);
     m.keys_ref = (Cistern__V1__ListRef *)(uintptr_t)ref;
     return cst_raw_call(&raw, CST_MSG_LOOKUP, &m.base);
 }
@@ -161,11 +157,11 @@ static void check_open(void **state) {
     uint8_t descriptor[1024], salt[128] = { 0 };
     size_t n = cst_box_descriptor(descriptor, sizeof(descriptor), 9);
 
-    m.descriptor = bytes(descriptor, row->cut < n ? n - row->cut : 0);
+    m.descriptor = cst_raw_bytes(descriptor, row->cut < n ? n - row->cut : 0);
     m.kind = row->kind;
     m.scope = row->scope;
     m.quality_class = row->quality_class;
-    m.salt = bytes(salt, row->salt);
+    m.salt = cst_raw_bytes(salt, row->salt);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_SPACE_OPEN, &m.base), row->status);
     assert_true(!row->status || strlen(raw.text) > 10);
 }
@@ -175,7 +171,7 @@ static void handles_are_limited(void **state) {
     Cistern__V1__SpaceClose close = CISTERN__V1__SPACE_CLOSE__INIT;
     uint8_t descriptor[1024];
 
-    m.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 9));
+    m.descriptor = cst_raw_bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 9));
     for (int i = 1; i < CST_SPACES_OPEN_MAX; i++)
         assert_int_equal(cst_raw_call(&raw, CST_MSG_SPACE_OPEN, &m.base), 0);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_SPACE_OPEN, &m.base), CST_STATUS_QUOTA);
@@ -196,19 +192,19 @@ static void lists_of_the_wrong_size_are_refused(void **state) {
     assert_int_equal(lookup(zeros, 33, NULL), CST_STATUS_BAD_ARGUMENT);
     assert_int_equal(lookup(zeros, 0, NULL), CST_STATUS_OK);
     assert_int_equal(lookup(zeros, 32 * 4000, NULL), CST_STATUS_OK);
-    release.leases = bytes(zeros, 7);
+    release.leases = cst_raw_bytes(zeros, 7);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_RELEASE, &release.base), CST_STATUS_BAD_ARGUMENT);
-    release.leases = bytes(zeros, 8 * 16000);
+    release.leases = cst_raw_bytes(zeros, 8 * 16000);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_RELEASE, &release.base), CST_STATUS_OK);
-    get.slabs = bytes(zeros, 6);
+    get.slabs = cst_raw_bytes(zeros, 6);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_SLAB_GET, &get.base), CST_STATUS_BAD_ARGUMENT);
-    get.slabs = bytes(zeros, 4 * 17);
+    get.slabs = cst_raw_bytes(zeros, 4 * 17);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_SLAB_GET, &get.base), CST_STATUS_TOO_LARGE);
     m.space = space;
-    m.tail = bytes(zeros, 4 * (BOX_TOKENS + 1));
+    m.tail = cst_raw_bytes(zeros, 4 * (BOX_TOKENS + 1));
     assert_int_equal(cst_raw_call(&raw, CST_MSG_LOOKUP, &m.base), CST_STATUS_TOO_LARGE);
-    m.tail = bytes(zeros, 4 * BOX_TOKENS);
-    m.parent = bytes(zeros, 31);
+    m.tail = cst_raw_bytes(zeros, 4 * BOX_TOKENS);
+    m.parent = cst_raw_bytes(zeros, 31);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_LOOKUP, &m.base), CST_STATUS_BAD_ARGUMENT);
 }
 
@@ -218,9 +214,9 @@ static void requests_have_their_own_limits(void **state) {
     static uint32_t tokens[4001];
 
     m.space = space;
-    m.keys = bytes(zeros, 32 * (CST_ACQUIRE_KEYS_MAX + 1));
+    m.keys = cst_raw_bytes(zeros, 32 * (CST_ACQUIRE_KEYS_MAX + 1));
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &m.base), CST_STATUS_TOO_LARGE);
-    m.keys = bytes(zeros, 32 * CST_ACQUIRE_KEYS_MAX);
+    m.keys = cst_raw_bytes(zeros, 32 * CST_ACQUIRE_KEYS_MAX);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &m.base), CST_STATUS_OK);
     m.mode = 2;
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &m.base), CST_STATUS_BAD_ARGUMENT);
@@ -450,13 +446,13 @@ static void a_full_staging_slab_is_busy(void **state) {
         ref.offset = staging.lists;
         ref.length = n * BOX_TOKENS * 4;
         r.space = space;
-        r.parent = bytes(root, 32);
-        r.keys = bytes(keys, 32 * n);
+        r.parent = cst_raw_bytes(root, 32);
+        r.keys = cst_raw_bytes(keys, 32 * n);
         r.tokens_ref = &ref;
         assert_int_equal(cst_raw_call(&raw, CST_MSG_RESERVE, &r.base), 0);
         for (size_t i = 0; i < n; i++)
             assert_int_equal(slot_status(i, &slots[i]), i < room ? CST_STATUS_OK : CST_STATUS_BUSY);
-        m.slots = bytes(slots, 8 * room);
+        m.slots = cst_raw_bytes(slots, 8 * room);
         assert_int_equal(cst_raw_call(&raw, CST_MSG_ABORT, &m.base), 0);
     }
     free(keys);
@@ -472,7 +468,7 @@ static struct cst_lease_record acquire_one(const uint8_t key[32], uint64_t lease
     struct cst_lease_record record;
 
     m.space = space;
-    m.keys = bytes(key, 32);
+    m.keys = cst_raw_bytes(key, 32);
     m.lease = lease;
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &m.base), 0);
     reply = raw.reply;
@@ -508,7 +504,7 @@ static void repeating_an_acquire_gives_the_same_lease(void **state) {
     assert_int_equal(held_leases(), 1);
     again = acquire_one(keys + 32, 5); /* held for another key */
     assert_int_equal(cst_load16(&again.status), CST_STATUS_BAD_HANDLE);
-    release.leases = bytes(ids, sizeof(ids)); /* twice, and one that never was */
+    release.leases = cst_raw_bytes(ids, sizeof(ids)); /* twice, and one that never was */
     assert_int_equal(cst_raw_call(&raw, CST_MSG_RELEASE, &release.base), 0);
     assert_int_equal(held_leases(), 0);
     again = acquire_one(keys + 32, 5);
@@ -530,7 +526,7 @@ static void unknown_keys_and_slabs_are_not_found(void **state) {
     uint32_t id = 1;
 
     pin.space = touch.space = erase.space = space;
-    pin.keys = touch.keys = erase.keys = bytes(root, 32);
+    pin.keys = touch.keys = erase.keys = cst_raw_bytes(root, 32);
     pin.ttl_ms = UINT64_MAX;
     assert_int_equal(cst_raw_call(&raw, CST_MSG_PIN, &pin.base), 0);
     reply = raw.reply;
@@ -544,7 +540,7 @@ static void unknown_keys_and_slabs_are_not_found(void **state) {
     assert_int_equal(reply->blocks, 0);
     erase.all = 1;
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ERASE, &erase.base), CST_STATUS_BAD_ARGUMENT);
-    get.slabs = bytes(&id, 4);
+    get.slabs = cst_raw_bytes(&id, 4);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_SLAB_GET, &get.base), 0);
     assert_int_equal(raw.n_fds, 0);
     memcpy(&record, ((const Cistern__V1__SlabGetReply *)raw.reply)->slabs.data, sizeof(record));
@@ -574,7 +570,7 @@ static void flat_spaces_have_no_chains(void **state) {
         memcpy(&slot, ((const Cistern__V1__ReserveReply *)flat.reply)->slots.data + 8, 8);
         assert_int_equal(commit(&flat, &slot, 1, NULL, 0), CST_STATUS_OK);
     }
-    each.keys = bytes(keys, sizeof(keys));
+    each.keys = cst_raw_bytes(keys, sizeof(keys));
     assert_int_equal(cst_raw_call(&flat, CST_MSG_LOOKUP_EACH, &each.base), 0);
     reply = flat.reply;
     assert_int_equal(reply->bitmap.len, 1);

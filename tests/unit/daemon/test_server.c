@@ -27,7 +27,7 @@ static void acquire(struct cst_raw *raw, uint32_t space, const uint8_t *keys, si
     const Cistern__V1__AcquireReply *reply;
 
     acquire.space = space;
-    acquire.keys = (ProtobufCBinaryData){ .len = n * 32, .data = (uint8_t *)(uintptr_t)keys };
+    acquire.keys = cst_raw_bytes(keys, n * 32);
     acquire.lease = lease;
     assert_int_equal(cst_raw_call(raw, CST_MSG_ACQUIRE, &acquire.base), 0);
     reply = raw->reply;
@@ -43,7 +43,7 @@ static void *map_slab(struct cst_raw *raw, uint32_t id, uint64_t *size) {
     void *map;
 
     cst_store32(&wire, id);
-    get.slabs = (ProtobufCBinaryData){ .len = 4, .data = (void *)&wire };
+    get.slabs = cst_raw_bytes(&wire, 4);
     assert_int_equal(cst_raw_call(raw, CST_MSG_SLAB_GET, &get.base), 0);
     reply = raw->reply;
     assert_int_equal(reply->slabs.len, sizeof(record));

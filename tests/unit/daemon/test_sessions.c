@@ -30,10 +30,6 @@ static int stop(void **state) {
     return 0;
 }
 
-static ProtobufCBinaryData bytes(const void *data, size_t n) {
-    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
-}
-
 /* ---- what is held ---- */
 
 struct held {
@@ -144,19 +140,19 @@ static void own_everything(struct owner *o, uint32_t first) {
     assert_true(status == CST_STATUS_OK || status == CST_STATUS_PRESENT);
     cst_box_chain(o->root, first, 2, keys, tokens);
     acquire.space = reserve.space = subscribe.space = o->space;
-    acquire.keys = bytes(keys, 32);
+    acquire.keys = cst_raw_bytes(keys, 32);
     acquire.lease = 1;
     assert_int_equal(cst_raw_call(&o->raw, CST_MSG_ACQUIRE, &acquire.base), 0);
     lease = (const void *)((const Cistern__V1__AcquireReply *)o->raw.reply)->leases.data;
     assert_int_equal(cst_load16(&lease->status), CST_STATUS_OK);
     slab = lease->slab;
-    get.slabs = bytes(&slab, 4);
+    get.slabs = cst_raw_bytes(&slab, 4);
     assert_int_equal(cst_raw_call(&o->raw, CST_MSG_SLAB_GET, &get.base), 0);
     assert_int_equal(o->raw.n_fds, 1);
     assert_int_equal(cst_raw_call(&o->raw, CST_MSG_SUBSCRIBE, &subscribe.base), 0);
-    reserve.parent = bytes(keys, 32);
-    reserve.keys = bytes(keys + 32, 32);
-    reserve.tokens = bytes(tokens + BOX_TOKENS, 4 * BOX_TOKENS);
+    reserve.parent = cst_raw_bytes(keys, 32);
+    reserve.keys = cst_raw_bytes(keys + 32, 32);
+    reserve.tokens = cst_raw_bytes(tokens + BOX_TOKENS, 4 * BOX_TOKENS);
     assert_int_equal(cst_raw_call(&o->raw, CST_MSG_RESERVE, &reserve.base), 0);
     memcpy(&o->slot, ((const Cistern__V1__ReserveReply *)o->raw.reply)->slots.data + 8, 8);
     assert_true(o->slot != 0);
@@ -165,7 +161,7 @@ static void own_everything(struct owner *o, uint32_t first) {
 static void send_commit(struct owner *o) {
     Cistern__V1__Commit commit = CISTERN__V1__COMMIT__INIT;
 
-    commit.slots = bytes(&o->slot, 8);
+    commit.slots = cst_raw_bytes(&o->slot, 8);
     cst_raw_send(&o->raw, CST_MSG_COMMIT, &commit.base);
 }
 
@@ -283,7 +279,7 @@ static void a_commit_outlives_its_client(void **state) {
     check_nothing_held();
     cst_raw_connect(&reader, &box);
     lookup.space = cst_raw_open(&reader, 1, CST_KIND_TOKENS, NULL);
-    lookup.keys = bytes(keys, sizeof(keys));
+    lookup.keys = cst_raw_bytes(keys, sizeof(keys));
     assert_int_equal(cst_raw_call(&reader, CST_MSG_LOOKUP, &lookup.base), 0);
     assert_int_equal(((const Cistern__V1__LookupReply *)reader.reply)->present, 2);
     cst_raw_close(&reader);
@@ -400,7 +396,7 @@ static void a_client_that_never_reads_is_ended(void **state) {
     cst_raw_connect(&other, &box);
     assert_int_equal(cst_raw_hello(&deaf), 0);
     assert_int_equal(cst_raw_hello(&other), 0);
-    big.payload = bytes(payload, sizeof(payload));
+    big.payload = cst_raw_bytes(payload, sizeof(payload));
     n = cst_packet_pack(deaf.out, CST_PACKET_MAX, CST_MSG_PING, 0, 1, &big.base);
     do { /* until the daemon has hung up */
         sent = send(deaf.fd, deaf.out, n, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -427,7 +423,7 @@ static void a_late_reader_gets_everything(void **state) {
 
     cst_raw_connect(&raw, &box);
     assert_int_equal(cst_raw_hello(&raw), 0);
-    big.payload = bytes(payload, sizeof(payload));
+    big.payload = cst_raw_bytes(payload, sizeof(payload));
     while (sent < N) { /* reads only when the daemon takes no more */
         size_t n = cst_packet_pack(raw.out, CST_PACKET_MAX, CST_MSG_PING, 0, sent + 2, &big.base);
 

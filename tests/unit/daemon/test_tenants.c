@@ -29,10 +29,6 @@ static int stop(void **state) {
     return 0;
 }
 
-static ProtobufCBinaryData bytes(const void *data, size_t n) {
-    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
-}
-
 /* ---- rules ---- */
 
 struct rule_row {
@@ -184,7 +180,7 @@ static uint32_t found(struct cst_raw *raw, uint32_t space, const uint8_t *keys, 
     Cistern__V1__Lookup lookup = CISTERN__V1__LOOKUP__INIT;
 
     lookup.space = space;
-    lookup.keys = bytes(keys, 32 * n);
+    lookup.keys = cst_raw_bytes(keys, 32 * n);
     if (cst_raw_call(raw, CST_MSG_LOOKUP, &lookup.base))
         return UINT32_MAX;
     return ((const Cistern__V1__LookupReply *)raw->reply)->present;
@@ -208,7 +204,7 @@ static int see_nothing(void) {
     cst_box_chain(root, 1, 2, keys, tokens);
     if (found(&raw, space, keys, 2) != 0)
         return 1;
-    get.slabs = bytes(&known_slab, 4);
+    get.slabs = cst_raw_bytes(&known_slab, 4);
     if (cst_raw_call(&raw, CST_MSG_SLAB_GET, &get.base) || raw.n_fds)
         return 2;
     if (cst_raw_call(&raw, CST_MSG_SPACES, &spaces.base) ||
@@ -242,7 +238,7 @@ static void users_do_not_see_each_other(void **state) {
     assert_int_equal(cst_raw_put(&raw, space, &staging, root, 1, 2, statuses), 0);
     cst_box_chain(root, 1, 2, keys, tokens);
     acquire.space = space;
-    acquire.keys = bytes(keys, 32);
+    acquire.keys = cst_raw_bytes(keys, 32);
     assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &acquire.base), 0);
     lease = (const void *)((const Cistern__V1__AcquireReply *)raw.reply)->leases.data;
     known_slab = cst_load32(&lease->slab);
@@ -282,9 +278,9 @@ static uint64_t reserve_one(struct cst_raw *raw, uint32_t space, const uint8_t r
 
     cst_box_chain(root, first, 1, key, tokens);
     reserve.space = space;
-    reserve.parent = bytes(root, 32);
-    reserve.keys = bytes(key, 32);
-    reserve.tokens = bytes(tokens, sizeof(tokens));
+    reserve.parent = cst_raw_bytes(root, 32);
+    reserve.keys = cst_raw_bytes(key, 32);
+    reserve.tokens = cst_raw_bytes(tokens, sizeof(tokens));
     assert_int_equal(cst_raw_call(raw, CST_MSG_RESERVE, &reserve.base), 0);
     slot = (const void *)((const Cistern__V1__ReserveReply *)raw->reply)->slots.data;
     assert_int_equal(cst_load16(&slot->status), 0);
@@ -393,7 +389,7 @@ static void administrators_watch_and_erase(void **state) {
         Cistern__V1__Lookup lookup = CISTERN__V1__LOOKUP__INIT;
 
         acquire.space = lookup.space = stats.space;
-        acquire.keys = bytes(root, 32);
+        acquire.keys = cst_raw_bytes(root, 32);
         assert_int_equal(cst_raw_call(&raw, CST_MSG_ACQUIRE, &acquire.base), CST_STATUS_DENIED);
         assert_int_equal(cst_raw_call(&raw, CST_MSG_LOOKUP, &lookup.base), CST_STATUS_DENIED);
     }
@@ -418,7 +414,8 @@ static uint32_t open_public(struct cst_raw *raw, uint8_t root[32]) {
     uint8_t descriptor[1024];
 
     (void)cst_raw_open(raw, 1, CST_KIND_TOKENS, root); /* the root does not depend on the scope */
-    open.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 1));
+    open.descriptor =
+        cst_raw_bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 1));
     open.scope = 1;
     assert_int_equal(cst_raw_call(raw, CST_MSG_SPACE_OPEN, &open.base), 0);
     return ((const Cistern__V1__SpaceOpenReply *)raw->reply)->space;
@@ -475,7 +472,8 @@ static int open_model(struct cst_raw *raw, uint8_t model) {
     Cistern__V1__SpaceOpen open = CISTERN__V1__SPACE_OPEN__INIT;
     uint8_t descriptor[1024];
 
-    open.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), model));
+    open.descriptor =
+        cst_raw_bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), model));
     open.scope = 1;
     return cst_raw_call(raw, CST_MSG_SPACE_OPEN, &open.base);
 }
@@ -531,18 +529,18 @@ static void hold_slab(struct holder *h, uint32_t first) {
     h->space = cst_raw_open(&h->raw, 1, CST_KIND_TOKENS, h->root);
     cst_box_chain(h->root, first, 1, key, tokens);
     acquire.space = h->space;
-    acquire.keys = bytes(key, 32);
+    acquire.keys = cst_raw_bytes(key, 32);
     acquire.lease = id;
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_ACQUIRE, &acquire.base), 0);
     lease = (const void *)((const Cistern__V1__AcquireReply *)h->raw.reply)->leases.data;
     assert_int_equal(cst_load16(&lease->status), 0);
     h->slab = cst_load32(&lease->slab);
-    get.slabs = bytes(&h->slab, 4);
+    get.slabs = cst_raw_bytes(&h->slab, 4);
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_SLAB_GET, &get.base), 0);
     assert_int_equal(h->raw.n_fds, 1);
     h->map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, h->raw.fds[0], 0);
     assert_true(h->map != MAP_FAILED);
-    release.leases = bytes(&id, 8);
+    release.leases = cst_raw_bytes(&id, 8);
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_RELEASE, &release.base), 0);
 }
 
@@ -568,7 +566,7 @@ static uint64_t held_bytes(void) {
 static void drop_slab(struct holder *h) {
     Cistern__V1__SlabDropped dropped = CISTERN__V1__SLAB_DROPPED__INIT;
 
-    dropped.slabs = bytes(&h->slab, 4);
+    dropped.slabs = cst_raw_bytes(&h->slab, 4);
     assert_int_equal(cst_raw_call(&h->raw, CST_MSG_SLAB_DROPPED, &dropped.base), 0);
 }
 
@@ -659,7 +657,7 @@ static void erased_slabs_are_asked_for(void **state) {
         (void)cst_raw_wait_push(&reader.raw);
     assert_int_equal(reader.raw.pushes[0], CST_MSG_SLAB_RETIRE);
     assert_int_equal(held_bytes(), 1 << 20);
-    get.slabs = bytes(&reader.slab, 4); /* nobody would be asked to drop it again */
+    get.slabs = cst_raw_bytes(&reader.slab, 4); /* nobody would be asked to drop it again */
     assert_int_equal(cst_raw_call(&reader.raw, CST_MSG_SLAB_GET, &get.base), 0);
     assert_int_equal(reader.raw.n_fds, 0);
     record = (const void *)((const Cistern__V1__SlabGetReply *)reader.raw.reply)->slabs.data;
@@ -716,7 +714,7 @@ static void subscribers_see_what_happens_in_order(void **state) {
         assert_int_equal(event->space, subscribe.space);
         assert_int_equal(event->lost, 0);
     }
-    erase.keys = bytes(keys, 32); /* takes its subtree along */
+    erase.keys = cst_raw_bytes(keys, 32); /* takes its subtree along */
     assert_int_equal(cst_raw_call(&writer, CST_MSG_ERASE, &erase.base), 0);
     assert_int_equal(((const Cistern__V1__KeysReply *)writer.reply)->blocks, 3);
     while (erased < 3) {

@@ -58,10 +58,6 @@ static bool key_status(struct life *l, int status) {
     return good;
 }
 
-static ProtobufCBinaryData bytes(const void *data, size_t n) {
-    return (ProtobufCBinaryData){ .len = n, .data = (uint8_t *)(uintptr_t)data };
-}
-
 static bool greet(struct life *l) {
     Cistern__V1__Hello hello = CISTERN__V1__HELLO__INIT;
 
@@ -74,7 +70,8 @@ static bool open_space(struct life *l) {
     const Cistern__V1__SpaceOpenReply *reply;
     uint8_t descriptor[1024];
 
-    open.descriptor = bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 1));
+    open.descriptor =
+        cst_raw_bytes(descriptor, cst_box_descriptor(descriptor, sizeof(descriptor), 1));
     if (!call(l, CST_MSG_SPACE_OPEN, &open.base))
         return false;
     reply = l->raw.reply;
@@ -104,9 +101,9 @@ static bool reserve(struct life *l) {
 
     cst_box_chain(l->root, l->first_token, N, l->keys, tokens);
     reserve.space = l->space;
-    reserve.parent = bytes(l->root, 32);
-    reserve.keys = bytes(l->keys, sizeof(l->keys));
-    reserve.tokens = bytes(tokens, sizeof(tokens));
+    reserve.parent = cst_raw_bytes(l->root, 32);
+    reserve.keys = cst_raw_bytes(l->keys, sizeof(l->keys));
+    reserve.tokens = cst_raw_bytes(tokens, sizeof(tokens));
     if (!call(l, CST_MSG_RESERVE, &reserve.base))
         return false;
     records = (const void *)((const Cistern__V1__ReserveReply *)l->raw.reply)->slots.data;
@@ -125,8 +122,8 @@ static bool commit(struct life *l) {
     const Cistern__V1__CommitReply *reply;
     uint16_t surprisals[N * BOX_TOKENS] = { 0 };
 
-    commit.slots = bytes(l->slots, 8 * l->n_slots);
-    commit.surprisals = bytes(surprisals, 2 * l->n_slots * BOX_TOKENS);
+    commit.slots = cst_raw_bytes(l->slots, 8 * l->n_slots);
+    commit.surprisals = cst_raw_bytes(surprisals, 2 * l->n_slots * BOX_TOKENS);
     if (!call(l, CST_MSG_COMMIT, &commit.base))
         return false;
     reply = l->raw.reply;
@@ -140,7 +137,7 @@ static bool acquire(struct life *l) {
     const struct cst_lease_record *records;
 
     acquire.space = l->space;
-    acquire.keys = bytes(l->keys, sizeof(l->keys));
+    acquire.keys = cst_raw_bytes(l->keys, sizeof(l->keys));
     acquire.lease = 1;
     if (!call(l, CST_MSG_ACQUIRE, &acquire.base))
         return false;
@@ -155,7 +152,7 @@ static bool get_slab(struct life *l) {
     Cistern__V1__SlabGet get = CISTERN__V1__SLAB_GET__INIT;
     const struct cst_slab_record *record;
 
-    get.slabs = bytes(&l->slab, 4);
+    get.slabs = cst_raw_bytes(&l->slab, 4);
     if (!call(l, CST_MSG_SLAB_GET, &get.base))
         return false;
     record = (const void *)((const Cistern__V1__SlabGetReply *)l->raw.reply)->slabs.data;
@@ -169,7 +166,7 @@ static bool look_around(struct life *l) {
     Cistern__V1__Status status = CISTERN__V1__STATUS__INIT;
 
     explain.space = l->space;
-    explain.keys = bytes(l->keys, sizeof(l->keys));
+    explain.keys = cst_raw_bytes(l->keys, sizeof(l->keys));
     return call(l, CST_MSG_SPACES, &spaces.base) && call(l, CST_MSG_EXPLAIN, &explain.base) &&
            call(l, CST_MSG_STATUS, &status.base);
 }
@@ -179,7 +176,7 @@ static bool pin_and_erase(struct life *l) {
     Cistern__V1__Erase erase = CISTERN__V1__ERASE__INIT;
 
     pin.space = erase.space = l->space;
-    pin.keys = bytes(l->keys, sizeof(l->keys));
+    pin.keys = cst_raw_bytes(l->keys, sizeof(l->keys));
     pin.ttl_ms = 1000;
     erase.all = 1;
     return call(l, CST_MSG_PIN, &pin.base) && call(l, CST_MSG_ERASE, &erase.base);

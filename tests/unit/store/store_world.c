@@ -82,6 +82,13 @@ struct world *world_new(const struct world_options *o) {
     return w;
 }
 
+struct world *world_with(const struct world_options *options, struct cst_space **s) {
+    struct world *w = world_new(options);
+
+    *s = world_space(w, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
+    return w;
+}
+
 void world_settle(struct world *w) {
     (void)test_jobs_drain(&w->jobs);
     assert_int_equal(cst_store_jobs(w->store), 0);
@@ -95,6 +102,15 @@ void world_free(struct world *w) {
     assert_null(cst_store_free(w->store));
     assert_true(world_slabs <= slabs);
     free(w);
+}
+
+void world_end(struct world *w, struct cst_space *s) {
+    world_settle(w);
+    world_check(w);
+    assert_int_equal(w->store->leases + w->store->reserved, 0);
+    assert_null(cst_space_unref(s));
+    world_free(w);
+    assert_int_equal(world_slabs, 0);
 }
 
 struct cst_descriptor *world_descriptor(unsigned variant) {

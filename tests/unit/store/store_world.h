@@ -35,8 +35,12 @@ struct world_options {
 
 /* Fails the test when it can't. */
 struct world *world_new(const struct world_options *options);
+/* With a lossless space of tokens, which world_end() gives back. */
+struct world *world_with(const struct world_options *options, struct cst_space **s);
 /* Drains jobs and frees the store. */
 void world_free(struct world *w);
+/* The same, and checks that nothing is left. */
+void world_end(struct world *w, struct cst_space *s);
 /* Runs jobs until nothing is left. */
 void world_settle(struct world *w);
 

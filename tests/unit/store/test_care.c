@@ -9,22 +9,6 @@
 
 static const uint8_t root[32] = { 7 };
 
-static struct world *small_world(const struct world_options *o, struct cst_space **s) {
-    struct world *w = world_new(o);
-
-    *s = world_space(w, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
-    return w;
-}
-
-static void end_world(struct world *w, struct cst_space *s) {
-    world_settle(w);
-    world_check(w);
-    assert_int_equal(w->store->leases + w->store->reserved, 0);
-    assert_null(cst_space_unref(s));
-    world_free(w);
-    assert_int_equal(world_slabs, 0);
-}
-
 static const struct world_options plain = { .seed = 1 };
 
 /* ---- spaces ---- */
@@ -93,7 +77,7 @@ static void spaces_of_a_namespace_are_limited(void **state) {
     assert_memory_equal(cst_space_fingerprint(c), fingerprint, 32);
     (void)cst_space_unref(c);
     (void)cst_space_unref(other);
-    end_world(w, a);
+    world_end(w, a);
 }
 
 static void an_unknown_policy_is_refused(void **state) {
@@ -110,7 +94,7 @@ static void an_unknown_policy_is_refused(void **state) {
 
 static void erase_takes_the_subtree(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space_stats stats;
     struct world_fetch f;
     uint8_t keys[6 * 32];
@@ -132,12 +116,12 @@ static void erase_takes_the_subtree(void **state) {
     world_check(w);
     cst_fetch_release(&f.fetch);
     assert_int_equal(s->n_dead, 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void erased_blocks_can_be_stored_again(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct world_fetch old, fresh;
     uint8_t key[32];
     uint64_t n;
@@ -154,7 +138,7 @@ static void erased_blocks_can_be_stored_again(void **state) {
     cst_fetch_release(&old.fetch);
     assert_int_equal(world_present(s, key, 1), 1);
     cst_fetch_release(&fresh.fetch);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void a_decode_outlives_its_block(void **state) {
@@ -180,12 +164,12 @@ static void a_decode_outlives_its_block(void **state) {
         assert_int_equal(s->n_dead, 0);
         world_check(w);
     }
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void purge_empties_one_namespace(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space *flat = world_space(w, "a", 1, CST_KIND_FLAT, CST_CLASS_LOSSLESS);
     struct cst_space *other = world_space(w, "b", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     struct cst_space_stats stats;
@@ -207,13 +191,13 @@ static void purge_empties_one_namespace(void **state) {
     cst_namespace_stats(cst_space_namespace(s), &stats);
     assert_int_equal(stats.stored_blocks, 4); /* of a space that is gone, too */
     (void)cst_space_unref(other);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* A slab that was leased while its space was purged goes with the lease. */
 static void nothing_stays_after_a_purge(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct world_fetch f;
     uint8_t key[32];
 
@@ -225,7 +209,7 @@ static void nothing_stays_after_a_purge(void **state) {
     cst_store_tick(w->store);
     world_settle(w);
     assert_int_equal(world_slabs, 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- pins ---- */
@@ -240,7 +224,7 @@ static uint64_t pinned(struct cst_space *s) {
 static void a_pin_is_charged_with_its_ancestors(void **state) {
     struct cst_space *s;
     struct world *w =
-        small_world(&(struct world_options){ .seed = 1, .pin_bytes = 4 * WORLD_BLOCK }, &s);
+        world_with(&(struct world_options){ .seed = 1, .pin_bytes = 4 * WORLD_BLOCK }, &s);
     uint8_t keys[6 * 32];
 
     world_store_chain(w, s, root, 5, 6, keys);
@@ -261,12 +245,12 @@ static void a_pin_is_charged_with_its_ancestors(void **state) {
     assert_int_equal(pinned(s), 2); /* that of block 1 */
     assert_int_equal(cst_space_unpin(s, keys + 32), 0);
     assert_int_equal(pinned(s), 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void a_pin_ends_by_itself(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     uint8_t keys[3 * 32];
     uint64_t n;
 
@@ -283,7 +267,7 @@ static void a_pin_ends_by_itself(void **state) {
     assert_int_equal(cst_space_erase(s, keys, &n), 0); /* erasing ends pins */
     assert_int_equal(pinned(s), 0);
     assert_int_equal(cst_space_namespace(s)->pinned_bytes, 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- ages ---- */
@@ -291,7 +275,7 @@ static void a_pin_ends_by_itself(void **state) {
 static void old_blocks_are_gone(void **state) {
     struct cst_space *s;
     struct world *w =
-        small_world(&(struct world_options){ .seed = 1, .max_age_ns = 60 * CST_NS_PER_S }, &s);
+        world_with(&(struct world_options){ .seed = 1, .max_age_ns = 60 * CST_NS_PER_S }, &s);
     struct cst_space_stats stats;
     struct cst_lookup found;
     struct world_fetch f;
@@ -324,7 +308,7 @@ static void old_blocks_are_gone(void **state) {
     w->clock.ns += 60 * CST_NS_PER_S;
     world_store_chain(w, s, root, 5, 2, keys); /* stored anew without a tick */
     assert_int_equal(world_present(s, keys, 2), 2);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* However many blocks grow too old at once: each tick ends some of them and says that more are
@@ -332,7 +316,7 @@ static void old_blocks_are_gone(void **state) {
 static void ages_end_before_the_daemon_sleeps(void **state) {
     struct cst_space *s;
     struct world *w =
-        small_world(&(struct world_options){ .seed = 1, .max_age_ns = 60 * CST_NS_PER_S }, &s);
+        world_with(&(struct world_options){ .seed = 1, .max_age_ns = 60 * CST_NS_PER_S }, &s);
     const uint32_t n = 2500;
     struct cst_space_stats stats;
     unsigned ticks = 0;
@@ -350,7 +334,7 @@ static void ages_end_before_the_daemon_sleeps(void **state) {
     cst_space_stats(s, &stats);
     assert_int_equal(stats.blocks, 0);
     assert_int_equal(stats.expired_blocks, n);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- checksums ---- */
@@ -368,7 +352,7 @@ static uint64_t corrupt(struct cst_space *s) {
 
 static void a_flipped_bit_is_found_before_encoding(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space_stats stats;
     uint8_t keys[3 * 32];
 
@@ -380,7 +364,7 @@ static void a_flipped_bit_is_found_before_encoding(void **state) {
     assert_int_equal(corrupt(s), 1);
     cst_space_stats(s, &stats);
     assert_int_equal(stats.encodes, 1);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* Any byte of any frame. */
@@ -408,7 +392,7 @@ static void a_flipped_bit_is_found_before_decoding(void **state) {
             assert_int_equal(corrupt(s), n + 1);
             (void)cst_space_clear(s);
         }
-        end_world(w, s);
+        world_end(w, s);
     }
 }
 
@@ -418,7 +402,7 @@ static void the_scrubber_finds_every_flipped_bit(void **state) {
 
     for (unsigned packed = 0; packed < 2; packed++) {
         struct cst_space *s;
-        struct world *w = small_world(&plain, &s);
+        struct world *w = world_with(&plain, &s);
         uint8_t keys[N * 32];
 
         for (uint32_t i = 0; i < N; i++)
@@ -436,7 +420,7 @@ static void the_scrubber_finds_every_flipped_bit(void **state) {
         assert_int_equal(corrupt(s), (N + 2) / 3);
         for (unsigned i = 0; i < N; i++)
             assert_int_equal(world_present(s, keys + 32 * i, 1), i % 3 != 0);
-        end_world(w, s);
+        world_end(w, s);
     }
 }
 
@@ -445,7 +429,7 @@ static void the_scrubber_finds_every_flipped_bit(void **state) {
 static void listing_sees_each_block_once(void **state) {
     enum { N = 20 };
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     uint8_t keys[N * 32];
     struct cst_block_info info[3];
     uint64_t cursor = 0, erased;
@@ -467,14 +451,14 @@ static void listing_sees_each_block_once(void **state) {
             assert_int_equal(cst_space_erase(s, keys + 32 * 12, &erased), 0);
     } while (cursor);
     assert_int_equal(seen, 12);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- explaining ---- */
 
 static void misses_are_explained(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&plain, &s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space *lossy = world_space(w, "a", 1, CST_KIND_TOKENS, CST_CLASS_COLD);
     struct cst_space *other = world_space(w, "a", 2, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     struct cst_space *foreign = world_space(w, "b", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
@@ -516,7 +500,7 @@ static void misses_are_explained(void **state) {
     (void)cst_space_unref(lossy);
     (void)cst_space_unref(other);
     (void)cst_space_unref(foreign);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 int main(void) {

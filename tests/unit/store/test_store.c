@@ -37,25 +37,11 @@ static void commit(struct world_put *p, const uint8_t *key) {
     cst_put_commit(&p->put, p->bytes, NULL);
 }
 
-static struct world *small_world(struct cst_space **s) {
-    struct world *w = world_new(&(struct world_options){ .seed = 1 });
-
-    *s = world_space(w, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
-    return w;
-}
-
-static void end_world(struct world *w, struct cst_space *s) {
-    world_settle(w);
-    world_check(w);
-    assert_int_equal(w->store->leases + w->store->reserved, 0);
-    assert_null(cst_space_unref(s));
-    world_free(w);
-    assert_int_equal(world_slabs, 0);
-}
+static const struct world_options plain = { .seed = 1 };
 
 static void stored_blocks_are_found_and_read(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space_stats stats;
     uint8_t keys[5 * 32], tiers[5];
     struct cst_lookup found;
@@ -86,12 +72,12 @@ static void stored_blocks_are_found_and_read(void **state) {
     assert_int_equal(stats.hit_keys, 5);
     assert_int_equal(stats.leases, 0);
     assert_int_equal(w->events[CST_EVENT_STORED], 5);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void absent_blocks_are_absent(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     uint8_t keys[2 * 32];
     struct tokens tokens[2];
     struct world_fetch f;
@@ -113,12 +99,12 @@ static void absent_blocks_are_absent(void **state) {
     cst_put_abort(&p.put);
     assert_int_equal(p.told, 0);
     assert_int_equal(s->map.count + s->roots.count, 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void a_packed_block_comes_back_exact(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space_stats stats;
     struct cst_lookup found;
     uint8_t key[32], tier;
@@ -150,12 +136,12 @@ static void a_packed_block_comes_back_exact(void **state) {
     assert_int_equal(stats.leases, 2);
     cst_fetch_release(&f.fetch);
     cst_fetch_release(&g.fetch);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void mode_packed_leases_the_frame(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct cst_descriptor *d = world_descriptor(1);
     struct cst_frame_info info;
     uint8_t key[32];
@@ -178,7 +164,7 @@ static void mode_packed_leases_the_frame(void **state) {
     assert_int_equal(info.tokens, WORLD_TOKENS);
     cst_fetch_release(&f.fetch);
     (void)world_descriptor_free(d);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- orders of commits ---- */
@@ -200,7 +186,7 @@ static const struct order {
 static void visible_after_the_parent(void **state) {
     const struct order *o = *state;
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct tokens tokens[3];
     struct world_put puts[3];
     uint8_t keys[3 * 32];
@@ -219,7 +205,7 @@ static void visible_after_the_parent(void **state) {
         assert_int_equal(world_present(s, keys, 3), o->present[i]);
         world_check(w);
     }
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* `gone` of three open puts ends without bytes, before or after the others commit. */
@@ -240,7 +226,7 @@ static const struct loss {
 static void lost_with_the_parent(void **state) {
     const struct loss *l = *state;
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct tokens tokens[3];
     struct world_put puts[3];
     uint8_t keys[3 * 32];
@@ -263,7 +249,7 @@ static void lost_with_the_parent(void **state) {
     assert_int_equal(puts[l->gone].told, 0);
     assert_int_equal(world_present(s, keys, 3), l->present);
     assert_int_equal(s->map.count, l->present); /* nothing hidden stays behind */
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void an_aborted_commit_still_answers(void **state) {
@@ -288,14 +274,14 @@ static void an_aborted_commit_still_answers(void **state) {
         assert_int_equal(p.status, -ECANCELED);
         assert_int_equal(s->map.count, 0);
     }
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- several writers of one key ---- */
 
 static void a_writer_has_the_key_for_a_while(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct tokens tokens[1];
     struct world_put first, second;
     uint8_t key[32];
@@ -319,12 +305,12 @@ static void a_writer_has_the_key_for_a_while(void **state) {
     commit(&first, key);
     world_settle(w);
     assert_int_equal(first.status, CST_STORE_E_PRESENT);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void an_aborted_writer_leaves_the_other_one(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct tokens tokens[2];
     struct world_put first, second, child;
     uint8_t keys[2 * 32];
@@ -342,7 +328,7 @@ static void an_aborted_writer_leaves_the_other_one(void **state) {
     world_settle(w);
     assert_int_equal(second.status, 0);
     assert_int_equal(world_present(s, keys, 2), 2);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- tails ---- */
@@ -364,7 +350,7 @@ static void a_match_may_end_inside_a_block(void **state) {
     static const uint32_t a[WORLD_TOKENS] = { 1, 2, 3 }, b[WORLD_TOKENS] = { 1, 2, 9 },
                           c[4] = { 5, 6, 7, 8 }, other[3] = { 1, 2, 4 }, none[2] = { 4, 1 };
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     uint8_t ka[32], kb[32], kc[32], kd[32];
     struct cst_lookup found;
 
@@ -400,13 +386,13 @@ static void a_match_may_end_inside_a_block(void **state) {
     kb[0] ^= 1;
     cst_space_lookup(s, kb, 1, root, c, 4, NULL, &found);
     assert_int_equal(found.present + found.partial_tokens, 0);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* Of equal matches the one nearest to memory. */
 static void equal_matches_prefer_hot_blocks(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     uint8_t keys[3][32];
     uint32_t ids[3][WORLD_TOKENS] = { { 1, 2, 1 }, { 1, 2, 2 }, { 1, 2, 3 } };
     struct cst_lookup found;
@@ -429,12 +415,12 @@ static void equal_matches_prefer_hot_blocks(void **state) {
         assert_int_equal(found.partial_tier, CST_TIER_HOT);
         assert_memory_equal(found.partial_key, keys[hot], 32);
     }
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void a_longer_tail_supersedes(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct cst_space_stats stats;
     uint8_t k3[32], k5[32], k9[32], full[32];
     struct world_fetch f;
@@ -460,17 +446,17 @@ static void a_longer_tail_supersedes(void **state) {
     assert_int_equal(store_tail(w, s, root, true, 4, k3), 0); /* a shorter one later is fine */
     cst_space_stats(s, &stats);
     assert_int_equal(stats.blocks, 2);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void a_tail_has_no_children(void **state) {
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     uint8_t tail[32], child[32];
 
     assert_int_equal(store_tail(w, s, root, true, 3, tail), 0);
     assert_int_equal(store_tail(w, s, tail, false, 3, child), CST_STORE_E_PARENT_MISSING);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 static void flat_blocks_have_no_parents(void **state) {
@@ -492,7 +478,7 @@ static void flat_blocks_have_no_parents(void **state) {
     assert_int_equal(f.fetch.loc.tokens, WORLD_TOKENS);
     assert_true(world_bytes_are(&f.fetch.loc, keys + 64, 1));
     cst_fetch_release(&f.fetch);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 /* ---- surprisal ---- */
@@ -514,7 +500,7 @@ static const struct surprisal {
 static void surprisals_are_summed(void **state) {
     const struct surprisal *row = *state;
     struct cst_space *s;
-    struct world *w = small_world(&s);
+    struct world *w = world_with(&plain, &s);
     struct tokens tokens[1];
     struct cst_block_info info;
     struct world_put p;
@@ -528,7 +514,7 @@ static void surprisals_are_summed(void **state) {
     world_settle(w);
     assert_int_equal(cst_space_blocks(s, 0, &info, 1, &next), 1);
     assert_true(row->sum < 0 ? info.surprisal < 0 : info.surprisal == row->sum);
-    end_world(w, s);
+    world_end(w, s);
 }
 
 int main(void) {
