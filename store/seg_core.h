@@ -131,7 +131,7 @@ struct cst_seg_write {
     struct cst_seg_store *store; /* NULL: not a user's */
     struct cst_seg_move *move;   /* a moved record */
     struct cst_seg_part part;    /* its bytes; NULL data: only the head is needed any more */
-    struct cst_seg_part head;    /* then the head's */
+    struct cst_seg_part head;    /* then the head's; all of the engine's own records */
     const void *payload;
     struct cst_seal seal;
     struct cst_job job;

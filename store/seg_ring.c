@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Owns the memory of records on their way to the disk: one region that the aio knows, used as two
- * rings: of whole records, and, when a payload is on disk, of the header that still isn't, so that
- * it doesn't hold the payload's memory. Parts are freed in any order and used again in order, so
- * that records that follow each other on disk mostly do in memory, and can be written together.
+ * rings: of whole records, and of what waits for its turn and must not hold their memory meanwhile:
+ * heads whose payload is on disk, headers and spaces of new segments. Parts are freed in any order
+ * and used again in order, so that records that follow each other on disk mostly do in memory, and
+ * can be written together.
  * Invariants: 1. parts are in the list in the order in which they were taken; 2. used is
  * [tail, head), at most size; 3. a part is contiguous: the end of the ring is skipped if need be.
  * Loop thread only.

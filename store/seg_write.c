@@ -26,8 +26,12 @@
 
 enum { PAYLOAD_AAD = offsetof(struct cst_disk_record, payload_tag) };
 
+static uint8_t *bytes_of(const struct cst_seg_write *w) {
+    return w->part.data ? w->part.data : w->head.data;
+}
+
 static struct cst_disk_record *head_of(const struct cst_seg_write *w) {
-    return (struct cst_disk_record *)(w->part.data ? w->part.data : w->head.data);
+    return (struct cst_disk_record *)bytes_of(w);
 }
 
 /* ---- sealing ---- */
@@ -49,7 +53,7 @@ static void seal_run(struct cst_job *job) {
     uint32_t crc;
 
     w->status = cst_seal(&w->seal, cst_load64(&head->payload_nonce), aad, w->payload,
-                         w->part.data + cst_load32(&head->payload_offset),
+                         bytes_of(w) + cst_load32(&head->payload_offset),
                          cst_load64(&head->payload_bytes), head->payload_tag, &crc);
     if (!w->status && w->payload && crc != w->payload_crc)
         w->status = CST_SEG_E_CORRUPT;
@@ -82,6 +86,7 @@ static void keep_head(struct cst_seg_write *w) {
     struct cst_seg *seg = w->segment->seg;
     uint64_t n = cst_chunk_offset(w->head_chunks);
 
+    assert(w->part.data && !w->head.data);
     if (cst_seg_ring_take(&seg->heads, n, &w->head))
         return;
     memcpy(w->head.data, w->part.data, n);
@@ -106,7 +111,7 @@ static void write_op(struct cst_seg_write *w, void (*done)(struct cst_aio_op *op
         .done = done,
         .file = w->segment->file,
         .code = CST_AIO_WRITE,
-        .data = (uint8_t *)head_of(w) + cst_chunk_offset(chunk),
+        .data = bytes_of(w) + cst_chunk_offset(chunk),
         .offset = cst_chunk_offset(w->chunk + chunk),
         .length = length,
     };
@@ -244,7 +249,7 @@ static void heads_written(struct cst_aio_op *op, int res) {
 static bool is_adjacent(const struct cst_seg_write *w, const struct cst_seg_write *next) {
     return next->state == CST_WRITE_READY && !next->failed && next->segment == w->segment &&
            w->n_chunks == w->head_chunks && next->chunk == w->chunk + w->n_chunks &&
-           next->part.data == w->part.data + cst_chunk_offset(w->n_chunks);
+           bytes_of(next) == bytes_of(w) + cst_chunk_offset(w->n_chunks);
 }
 
 static void write_heads(struct cst_seg_ns *ns, struct cst_seg_write *first) {
@@ -338,13 +343,16 @@ static void fill_head(struct cst_seg_write *w, enum cst_disk_type type, uint32_t
     cst_store64(&head->payload_nonce, ++s->nonce);
 }
 
-static int write_new(struct cst_seg *seg, uint32_t n_chunks, struct cst_seg_write **out) {
+/* own: the engine's own record, which is nothing but a head. It waits for the heads before it, and
+ * the records behind it must not wait with it for their memory. */
+static int write_new(struct cst_seg *seg, uint32_t n_chunks, bool own, struct cst_seg_write **out) {
     struct cst_seg_write *w = cst_calloc(1, sizeof(*w));
     int r;
 
     if (!w)
         return cst_err(-ENOMEM);
-    r = cst_seg_ring_take(&seg->ring, cst_chunk_offset(n_chunks), &w->part);
+    r = cst_seg_ring_take(own ? &seg->heads : &seg->ring, cst_chunk_offset(n_chunks),
+                          own ? &w->head : &w->part);
     if (r) {
         cst_free(w);
         return r;
@@ -373,11 +381,11 @@ static int record_new(struct cst_seg_segment *s, enum cst_disk_type type, uint32
 
     r = cst_segment_grow(s, meta_bytes);
     if (!r)
-        r = write_new(s->seg, n_chunks, &w);
+        r = write_new(s->seg, n_chunks, type == CST_DISK_SPACE, &w);
     if (r)
         return r;
     write_to(s, w);
-    memset(w->part.data, 0, sizeof(struct cst_disk_record));
+    memset(bytes_of(w), 0, sizeof(struct cst_disk_record));
     w->chunk = s->next_chunk;
     w->slot = s->next_slot++;
     s->next_chunk += n_chunks;
@@ -394,8 +402,8 @@ static void zero_gaps(struct cst_seg_write *w) {
              payload = cst_load32(&head->payload_offset),
              end = payload + cst_load64(&head->payload_bytes);
 
-    memset(w->part.data + meta_end, 0, payload - meta_end);
-    memset(w->part.data + end, 0, cst_chunk_offset(w->n_chunks) - end);
+    memset(bytes_of(w) + meta_end, 0, payload - meta_end);
+    memset(bytes_of(w) + end, 0, cst_chunk_offset(w->n_chunks) - end);
 }
 
 static void nothing(struct cst_job *job) {
@@ -443,16 +451,16 @@ static void header_written(struct cst_aio_op *op, int res) {
 }
 
 int cst_seg_header_new(struct cst_seg *seg, struct cst_seg_write **out) {
-    return write_new(seg, 1, out);
+    return write_new(seg, 1, true, out);
 }
 
 void cst_seg_header_free(struct cst_seg *seg, struct cst_seg_write *w) {
-    cst_seg_ring_give(&seg->ring, &w->part);
+    cst_seg_ring_give(&seg->heads, &w->head);
     cst_free(w);
 }
 
 void cst_seg_header_write(struct cst_seg_segment *s, struct cst_seg_write *w) {
-    struct cst_disk_segment *head = (struct cst_disk_segment *)w->part.data;
+    struct cst_disk_segment *head = (struct cst_disk_segment *)bytes_of(w);
 
     write_to(s, w);
     memset(head, 0, CST_DISK_CHUNK);
@@ -485,7 +493,7 @@ static int write_space(struct cst_seg_segment *s, struct cst_seg_space *space) {
 
     if (r)
         return r;
-    meta = (struct cst_disk_space *)(w->part.data + sizeof(struct cst_disk_record));
+    meta = (struct cst_disk_space *)(bytes_of(w) + sizeof(struct cst_disk_record));
     memset(meta, 0, sizeof(*meta));
     memcpy(meta->meta.key, space->identity, 32);
     memcpy(meta->meta.space, space->identity, 32);
@@ -561,7 +569,7 @@ static int record_begin(const struct cst_seg_record *record, const void *payload
                        record->payload_bytes, &w);
     if (r)
         return r;
-    cst_seg_meta_write(w->part.data + sizeof(struct cst_disk_record), record);
+    cst_seg_meta_write(bytes_of(w) + sizeof(struct cst_disk_record), record);
     memcpy(w->key, record->key, sizeof(w->key));
     w->payload_crc = record->payload_crc;
     *out = w;

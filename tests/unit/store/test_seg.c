@@ -458,6 +458,30 @@ static void test_refused_leaves_no_trace(void **state) {
     }
 }
 
+/* As many records are on their way at a time where a segment ends as anywhere else: the header and
+ * the space of the next one, which wait for all before them, have memory of their own. */
+static void test_own_records_take_no_room(void **state) {
+    enum { ROOM = 4, RECORD = 16 << 10, WINDOWS = 20 };
+    struct seg_world *w = seg_world_new(12, CST_SEG_CRYPT_AES);
+    struct cst_seg_stats stats;
+
+    (void)state;
+    w->options.buffer_bytes = ROOM * RECORD;
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    for (uint32_t i = 0; i < WINDOWS * ROOM; i++) {
+        assert_int_equal(seg_world_store(w, i, -1, 0, RECORD - 1000), 0);
+        if (i % ROOM != ROOM - 1)
+            continue;
+        assert_int_equal(seg_world_store(w, i + 1, -1, 0, RECORD - 1000), CST_SEG_E_BUSY);
+        seg_world_settle(w);
+    }
+    cst_seg_stats(w->seg, &stats);
+    assert_int_equal(stats.stored, WINDOWS * ROOM);
+    assert_true(stats.segments > WINDOWS * ROOM * RECORD / (256 << 10)); /* which end in windows */
+    seg_world_free(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
@@ -474,6 +498,7 @@ int main(void) {
         cmocka_unit_test(test_too_many_namespaces),
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_refused_leaves_no_trace),
+        cmocka_unit_test(test_own_records_take_no_room),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
