@@ -3,6 +3,7 @@
 #include "bench/bench_cache.h"
 
 #include "base/mem.h"
+#include "codec/dtype.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -125,4 +126,14 @@ void bench_cache_deinit(struct bench_cache *c) {
 
 uint32_t bench_cache_position(const struct bench_cache *c, size_t block) {
     return c->first_position + (uint32_t)(block % c->n % c->per_text) * BENCH_TOKENS;
+}
+
+void bench_error_add(struct bench_error *e, const uint8_t *x, const uint8_t *y, size_t n) {
+    for (size_t at = 0; at < n; at += 2) {
+        double v = (double)cst_dtype_load(CST_DTYPE_BF16, x + at);
+        double d = v - (double)cst_dtype_load(CST_DTYPE_BF16, y + at);
+
+        e->errors += d * d;
+        e->energy += v * v;
+    }
 }

@@ -37,5 +37,11 @@ void bench_cache_deinit(struct bench_cache *c);
 /* The position of the first token of block i, the blocks repeated as often as wanted. */
 uint32_t bench_cache_position(const struct bench_cache *c, size_t i);
 
+/* Squared differences of n bytes of bf16, and squares of x, added to what is there. */
+struct bench_error {
+    double errors, energy;
+};
+void bench_error_add(struct bench_error *e, const uint8_t *x, const uint8_t *y, size_t n);
+
 /* FOLDER/NAME.bf16.zst: [layer][token][head][dim] in bf16, for cst_free(); NULL: can't be read. */
 uint8_t *bench_cache_tensor(size_t *size, const char *folder, const char *name);

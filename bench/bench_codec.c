@@ -24,7 +24,6 @@
 #include "bench/bench_instructions.h"
 #include "codec/codec.h"
 #include "codec/dispatch.h"
-#include "codec/dtype.h"
 #include "codec/preset.h"
 
 #include <errno.h>
@@ -223,21 +222,15 @@ static void report_ratio(const struct set *ours, const struct set *zstd, float e
 /* Squared errors and energies of segment i, added up over all different blocks. */
 static double segment_nmse(const struct set *s, uint32_t i) {
     const struct cst_descriptor *desc = &s->cache->desc;
-    double errors = 0, energy = 0;
+    struct bench_error e = { 0 };
 
     for (size_t b = 0; b < s->cache->n; b++) {
         const uint8_t *x = block_of(s, b) + desc->segments[i].offset;
         const uint8_t *y = s->out + b * desc->block_bytes + desc->segments[i].offset;
 
-        for (size_t at = 0; at < BENCH_PART; at += 2) {
-            double v = (double)cst_dtype_load(CST_DTYPE_BF16, x + at);
-            double e = v - (double)cst_dtype_load(CST_DTYPE_BF16, y + at);
-
-            errors += e * e;
-            energy += v * v;
-        }
+        bench_error_add(&e, x, y, BENCH_PART);
     }
-    return errors / energy;
+    return e.errors / e.energy;
 }
 
 static int report_errors(struct set *ours) {

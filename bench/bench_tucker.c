@@ -13,7 +13,6 @@
 #include "base/macros.h"
 #include "base/mem.h"
 #include "codec/codec.h"
-#include "codec/dtype.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -114,21 +113,6 @@ static int run_encode(void *arg, unsigned ops) {
     return 0;
 }
 
-/* Squared error of a segment over its energy. */
-static double nmse(const struct block *b, uint32_t i) {
-    const uint8_t *x = b->bytes + (size_t)i * PART, *y = b->out + (size_t)i * PART;
-    double errors = 0, energy = 0;
-
-    for (size_t at = 0; at < PART; at += 2) {
-        double v = (double)cst_dtype_load(CST_DTYPE_BF16, x + at);
-        double e = v - (double)cst_dtype_load(CST_DTYPE_BF16, y + at);
-
-        errors += e * e;
-        energy += v * v;
-    }
-    return errors / energy;
-}
-
 /* Root of the summed errors of all segments; negative: it failed. */
 static double error_of(struct side *side) {
     struct block *b = side->block;
@@ -137,8 +121,12 @@ static double error_of(struct side *side) {
     if (run_encode(side, 1) || cst_frame_decode(b->out, b->desc.block_bytes, b->frame, b->len,
                                                 &b->desc, &CST_DECODE_ALL, b->work, b->work_len))
         return -1;
-    for (uint32_t i = 0; i < 2 * LAYERS; i++)
-        sum += nmse(b, i);
+    for (size_t at = 0; at < b->desc.block_bytes; at += PART) {
+        struct bench_error e = { 0 };
+
+        bench_error_add(&e, b->bytes + at, b->out + at, PART);
+        sum += e.errors / e.energy;
+    }
     return sqrt(sum / (2 * LAYERS));
 }
 
