@@ -23,7 +23,7 @@
 
 enum {
     SAMPLE = 8,       /* one row of so many is looked at to see whether a cell was coded before */
-    SKETCH_SURE = 16, /* directions of a sketch that are good enough after one step */
+    SKETCH_SURE = 40, /* directions of a sketch that are good enough after one step */
     ROUNDS = 24,      /* of codes and factors, of a cell that was, at most */
 };
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
