@@ -37,9 +37,11 @@ enum {
     ALL = NEAR | CST_SIDE_FROM_K2 | CST_SIDE_FROM_V2
 };
 static const float DEFAULT_STEP = 0.4f;
-static const double RIDGE = 1e-3;      /* of the mean diagonal */
-static const double WORTH_BITS = .01;  /* a channel that a predictor must save */
-static const double WORTH_SHARE = .99; /* of the bits that a larger one may leave */
+static const double RIDGE = 1e-3;     /* of the mean diagonal */
+static const double WORTH_BITS = .01; /* a channel that a predictor must save */
+/* Of the bits: what as many inputs as the tensor has channels must save, since decoding multiplies
+ * each input by each channel. */
+static const double PRICE = .07;
 
 /* Products of a group's values x and its inputs a, over some rows. */
 struct products {
@@ -522,10 +524,15 @@ static double validate(struct learner *l, const struct cst_side_tensor *t, uint3
     return bits;
 }
 
-/* Takes inputs where they leave fewer than `most` bits. */
+/* The best inputs so far: those whose bits, and what their products cost, are least. */
+struct choice {
+    double worth; /* bits that must be undercut */
+    double bits, cost;
+};
+
 static void try_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t layer, uint8_t tensor,
-                       struct inputs in, double most, double *least) {
-    double bits;
+                       struct inputs in, struct choice *best) {
+    double bits, cost;
 
     for (int i = 0; i < CST_SIDE_SOURCES; i++) {
         if (!cst_side_source(l->tensor, layer, tensor, i))
@@ -534,9 +541,11 @@ static void try_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t la
     if (!in.sources || are_same(in, (struct inputs){ t->sources, t->rank }))
         return;
     bits = validate(l, t, layer, tensor, in, l->try_sigma);
-    if (bits >= most)
+    cost = bits * (1 + PRICE * group_of(l, t, layer, tensor, in, 0).inputs / t->channels);
+    if (bits >= best->worth || cost >= best->cost)
         return;
-    *least = bits;
+    best->bits = bits;
+    best->cost = cost;
     t->sources = in.sources;
     t->rank = in.rank;
     memcpy(l->res_sigma, l->try_sigma, t->channels * sizeof(float));
@@ -551,29 +560,28 @@ static uint32_t rank_for(const struct learner *l, uint32_t layer, uint8_t tensor
     return CST_MIN(l->rank, n ? most / n : 0);
 }
 
-/* What to predict from, and the deviations with and without it: of what pays, the cheapest that
- * leaves hardly more bits than the best. */
+/* What to predict from, and the deviations with and without it. Of two layers before, the keys of
+ * the further one are worth more than its values: they alone are tried, too. */
 static bool choose_inputs(struct learner *l, struct cst_side_tensor *t, uint32_t layer,
                           uint8_t tensor) {
-    const struct inputs more[] = { { ALL, 0 },
+    const struct inputs more[] = { { NEAR | CST_SIDE_FROM_K2, 0 },
+                                   { ALL, 0 },
                                    { NEAR, rank_for(l, layer, tensor, NEAR) },
                                    { ALL, rank_for(l, layer, tensor, ALL) } };
     double klt = validate(l, t, layer, tensor, (struct inputs){ 0, 0 }, l->klt_sigma);
-    double worth = klt - WORTH_BITS * t->channels, least = klt;
+    struct choice best = { .worth = klt - WORTH_BITS * t->channels, .bits = klt, .cost = klt };
 
     t->sources = 0;
     t->rank = 0;
     if (isfinite(klt) && !l->params->no_predictors && l->inputs) {
-        try_inputs(l, t, layer, tensor, (struct inputs){ NEAR, 0 }, worth, &least);
+        try_inputs(l, t, layer, tensor, (struct inputs){ NEAR, 0 }, &best);
         for (uint8_t one = 1; one <= 2 && t->sources != NEAR; one++) /* too few tokens for both */
-            try_inputs(l, t, layer, tensor, (struct inputs){ one, 0 }, CST_MIN(worth, least),
-                       &least);
-        for (size_t i = 0; i < (l->rank ? CST_COUNT(more) : 1); i++)
-            try_inputs(l, t, layer, tensor, more[i], t->sources ? WORTH_SHARE * least : worth,
-                       &least);
+            try_inputs(l, t, layer, tensor, (struct inputs){ one, 0 }, &best);
+        for (size_t i = 0; i < (l->rank ? CST_COUNT(more) : 2); i++)
+            try_inputs(l, t, layer, tensor, more[i], &best);
     }
     l->bits_klt += klt;
-    l->bits_deep += least;
+    l->bits_deep += best.bits;
     l->judged += t->channels;
     return isfinite(klt);
 }

@@ -61,9 +61,11 @@ def test_what_the_demo_shows(tmp_path):
     served = shown["blocks_served_after"] - shown["blocks_served_before"]
     assert served == -(-shown["tokens_reused"] // 64) + -(-shown["question_reused"] // 64)
     assert shown["bytes"]["hot"] + shown["bytes"]["packed"] > 0
-    # How small they are is the demo's to show (deep: .055 on an idle machine, more on a busy one).
-    assert len(shown["decode_share"]) == 12
-    assert 0 < max(shown["decode_share"].values()) < 0.25, shown["decode_share"]
+    # deep takes 3 to 5 % on an idle machine, and more on a busy one; the others stay far below.
+    shares = shown["decode_share"]
+    assert len(shares) == 12
+    assert 0 < shares.pop("deep") < 0.25
+    assert max(shares.values()) <= 0.05, shares
     assert list(tmp_path.iterdir()) == []
     assert processes_with(str(tmp_path)) == []
 

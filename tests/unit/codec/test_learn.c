@@ -204,6 +204,22 @@ static void predictors_look_two_layers_back(void **state) {
     free(all);
 }
 
+/* Four inputs a channel save log2(1 / sqrt(1 - rho^2)) = .07 of 6 bits: more than nothing, less
+ * than their products are worth. */
+static void predictors_that_save_little_are_not_taken(void **state) {
+    const struct case_shape shape = { CASE_ROWS, CST_DTYPE_F32, BLOCK, 3, 1, CHANNELS, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    const struct cst_learn_params params = { .version = 1, .step = 0.05f };
+    struct cst_learn_block blocks[BLOCKS];
+    struct side_case s;
+    uint8_t *all = fill_blocks(c, blocks, fill_far, 0.3);
+
+    assert_int_equal(side_case_learn_blocks(&s, &c->desc, blocks, BLOCKS, &params), 0);
+    assert_int_equal(s.report.predicted, 0);
+    side_case_deinit(&s);
+    free(all);
+}
+
 /*
  * One layer of WIDE_HEADS heads of a dimension of WIDE_DIMS, two groups. Keys are FACTORS factors
  * in noise, seen by all channels of all heads; values are the factors again, in other noise. With n
@@ -366,6 +382,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(predictors_find_what_follows),
         cmocka_unit_test(predictors_look_two_layers_back),
+        cmocka_unit_test(predictors_that_save_little_are_not_taken),
         cmocka_unit_test(wide_tensors_are_predicted_from_all_heads),
         cmocka_unit_test(side_data_of_large_models_keep_their_budget),
         cmocka_unit_test(odd_blocks_are_learned_from),
