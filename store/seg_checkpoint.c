@@ -182,13 +182,14 @@ static struct cst_seg_draft *draft_new(struct cst_seg *seg) {
     return d;
 }
 
-/* What it was to say is still to be said. A full file system is no broken device. */
+/* What it was to say is still to be said. A full file system is no broken device, and neither is a
+ * shortage of memory or descriptors. */
 static void draft_failed(struct cst_seg *seg, const struct cst_seg_draft *d, int r) {
     seg->changed = true;
     seg->hurry |= d && d->hurry;
     if (r == -ENOSPC)
         cst_seg_note_full(seg);
-    else
+    else if (r != -ENOMEM && r != -EMFILE && r != -ENFILE)
         cst_seg_error(seg, r);
 }
 

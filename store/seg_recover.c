@@ -492,7 +492,8 @@ static void end(struct cst_seg_recover *r, int status) {
     cst_free(r->kept);
     cst_free(r);
     seg->checkpoint_ns = cst_seg_now(seg);
-    seg->changed = true; /* the marks may speak of what was not found */
+    if (!status)
+        seg->changed = true; /* the marks may speak of what was not found */
     cst_seg_spare(seg);
     done(arg, status);
 }

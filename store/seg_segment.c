@@ -589,10 +589,10 @@ static int make_start(struct cst_seg *seg, struct cst_seg_segment *s) {
     if (r) {
         if (m->new)
             remove_file(s);
-        else
+        else if (r != CST_AIO_E_FULL)
             s->state = CST_SEG_FOREIGN; /* somebody put a file there */
         cst_free(m);
-        return cst_fold(r);
+        return r;
     }
     m->seg = seg;
     m->segment = s;
@@ -631,10 +631,14 @@ void cst_seg_spare(struct cst_seg *seg) {
         return;
     s = cst_seg_now(seg) >= seg->allocate_after_ns ? find_absent(seg) : NULL;
     if (s) {
-        if (make_start(seg, s)) {
+        int r = make_start(seg, s);
+
+        if (r == CST_AIO_E_FULL)
+            cst_seg_note_full(seg);
+        else if (r)
             cst_seg_error(seg, -EIO);
+        if (r)
             seg->allocate_after_ns = cst_seg_now(seg) + CST_SEG_ALLOCATE_RETRY_S * CST_NS_PER_S;
-        }
         return;
     }
     if (seg->n_free && seg->n_files <= CST_SEG_SPARES)

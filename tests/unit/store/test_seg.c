@@ -425,6 +425,36 @@ static void test_admission(void **state) {
     seg_world_free(w);
 }
 
+/* Files that a full disk had no room for, at their beginning, are made when it has. */
+static void test_room_that_comes_back_is_used(void **state) {
+    uint32_t segments[2];
+
+    for (unsigned full = 0; full < 2; full++) {
+        struct seg_world *w = seg_world_new(8, CST_SEG_CRYPT_OFF);
+        struct cst_seg_stats stats;
+
+        w->with_faults = true;
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_put(w, 0, -1, 0, 3000), 0);
+        seg_world_settle(w);
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_FULL, full, 1000);
+        for (uint32_t i = 1; i < 100; i++) {
+            w->clock.ns += 61 * CST_NS_PER_S;
+            (void)seg_world_put(w, i, -1, 0, 20000);
+        }
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_FULL, 0, 0);
+        for (uint32_t i = 100; i < 300; i++) {
+            w->clock.ns += 61 * CST_NS_PER_S;
+            (void)seg_world_put(w, i, -1, 0, 20000);
+        }
+        cst_seg_stats(w->seg, &stats);
+        assert_false(stats.off);
+        segments[full] = stats.segments;
+        seg_world_free(w);
+    }
+    assert_int_equal(segments[0], segments[1]);
+}
+
 /* Stores that are refused for want of memory, at every place in a segment, leave no trace: segments
  * are begun one after the other, each with its first fill. */
 static void test_refused_leaves_no_trace(void **state) {
@@ -497,6 +527,7 @@ int main(void) {
         cmocka_unit_test(test_many_namespaces),
         cmocka_unit_test(test_too_many_namespaces),
         cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_room_that_comes_back_is_used),
         cmocka_unit_test(test_refused_leaves_no_trace),
         cmocka_unit_test(test_own_records_take_no_room),
     };
