@@ -126,8 +126,9 @@ static enum cst_filed filed_as(const struct cst_block *b) {
         return is_at_rest(b) && !b->n_children ? CST_FILED_COLD : CST_FILED_NOT;
     if (b->packed.slab || cst_block_is_cold(b))
         return b->hot.leases || b->hot.busy ? CST_FILED_NOT : CST_FILED_CLEAN;
-    return b->encoding || b->unpackable || !cst_block_is_original(b) ? CST_FILED_NOT
-                                                                     : CST_FILED_DIRTY;
+    if (b->encoding || b->spill || b->unpackable || !cst_block_is_original(b))
+        return CST_FILED_NOT; /* spill: its frame is on its way to disk */
+    return CST_FILED_DIRTY;
 }
 
 static void file(struct cst_block *b) {

@@ -14,6 +14,7 @@
  *   4. A read's buffer is a part of the arena or, if it can't be, heap; it is held until the decode
  *      that it feeds has ended. Reads begin in the order of their fetches.
  *   5. A disk that fails loses blocks (misses), never a request: what can't be read is removed.
+ *   6. What waits because the engine is busy is served when it has room again: c->waiting.
  * Loop thread only. Writes are background work: where the engine has no place, no budget or no room
  * for one, the block is evicted as without a disk.
  */
@@ -423,19 +424,37 @@ static bool is_ready(const struct cst_cold *c) {
     return c && !c->recovering && !c->closing;
 }
 
+/* The engine took nothing now: is there an end to come that serves the space? */
+static bool may_wait(struct cst_space *space, int condition) {
+    struct cst_cold *c = space->store->cold;
+
+    if (condition != CST_SEG_E_BUSY && condition != CST_SEG_E_FULL)
+        return false;
+    if (!space->spills && !cst_seg_is_awaited(c->seg))
+        return false;
+    if (!space->spills && cst_list_is_empty(&space->disk_link))
+        cst_list_append(&c->waiting, &space->disk_link);
+    return true;
+}
+
 bool cst_cold_spill(struct cst_block *b) {
     int condition = 0;
 
     if (!is_ready(b->space->store->cold) || cst_block_is_cold(b))
         return false;
-    return b->spill || spill_path(b, &condition) ||
-           (b->space->spills && (condition == CST_SEG_E_BUSY || condition == CST_SEG_E_FULL));
+    return b->spill || spill_path(b, &condition) || may_wait(b->space, condition);
 }
 
-bool cst_cold_wants_frame(const struct cst_block *b) {
-    return is_ready(b->space->store->cold) && may_spill(b) && !b->packed.slab &&
-           !cst_block_is_cold(b) && !b->spill && cst_block_is_original(b) &&
-           !source_of((struct cst_block *)b);
+bool cst_cold_wants_frame(struct cst_block *b) {
+    if (!is_ready(b->space->store->cold))
+        return false;
+    for (; b && !b->root && !b->spill && !cst_block_is_cold(b); b = b->parent) {
+        if (!may_spill(b))
+            return false;
+        if (!source_of(b))
+            return !b->packed.slab && cst_block_is_original(b);
+    }
+    return false;
 }
 
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
@@ -446,11 +465,12 @@ int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
         return CST_ROOM_FULL;
     if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
         (!spill_path(parent, &r) || !parent->spill))
-        return b->space->spills || parent->encoding ? CST_ROOM_WAIT : CST_ROOM_FULL;
+        return b->space->spills || parent->encoding || may_wait(b->space, r) ? CST_ROOM_WAIT
+                                                                             : CST_ROOM_FULL;
     r = spill_begin(b, NULL, frame, b->hits);
-    if (r == CST_SEG_E_BUSY || r == CST_SEG_E_FULL)
-        return b->space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
-    return r ? CST_ROOM_FULL : 0;
+    if (r)
+        return may_wait(b->space, r) ? CST_ROOM_WAIT : CST_ROOM_FULL;
+    return 0;
 }
 
 /* ---- ahead of need, and at the end ---- */
@@ -513,7 +533,34 @@ void cst_cold_slice(struct cst_store *store) {
     }
 }
 
+void cst_cold_serve(struct cst_store *store) {
+    struct cst_list now = CST_LIST_INIT(now), *it;
+
+    if (!store->cold)
+        return;
+    while ((it = cst_list_first(&store->cold->waiting))) {
+        cst_list_unlink(it);
+        cst_list_append(&now, it);
+    }
+    while ((it = cst_list_first(&now))) {
+        struct cst_space *space = cst_list_entry(it, struct cst_space, disk_link);
+
+        cst_list_unlink(it);
+        cst_cold_begin(space); /* it stays over the call */
+        cst_store_enter(space);
+        cst_room_serve(space);
+        cst_cold_finish(space);
+    }
+}
+
 /* ---- callbacks of the engine ---- */
+
+void cst_cold_room(void *arg) {
+    struct cst_cold *c = arg;
+
+    if (!cst_list_is_empty(&c->waiting))
+        cst_store_kick(c->store);
+}
 
 static float block_value(const struct cst_block *b, bool *has_children) {
     double cost = (double)b->n_tokens * (1 + (double)b->depth * b->n_tokens / 16384);

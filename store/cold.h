@@ -14,6 +14,7 @@ struct cst_cold {
     uint8_t *arena, *units;
     size_t n_units, held;
     bool registered;
+    struct cst_list waiting;    /* spaces, until the engine takes stores again */
     struct cst_list wait_reads; /* for a buffer */
     struct cst_list wait_ahead; /* the same, behind them: for Lookups */
     size_t ahead_units;         /* of the arena, that those have */
@@ -89,6 +90,7 @@ void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, u
                   struct cst_side_data *side);
 
 /* struct cst_seg_user */
+void cst_cold_room(void *arg);
 float cst_cold_value(void *arg, void *owner, bool *has_children);
 void cst_cold_moved(void *arg, void *owner, struct cst_seg_ref ref);
 void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why);

@@ -267,6 +267,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
                   .value = cst_cold_value,
                   .moved = cst_cold_moved,
                   .gone = cst_cold_gone,
+                  .room = cst_cold_room,
                   .pinned_until = cst_cold_pinned_until,
                   .note = note,
                   .arg = c },
@@ -282,6 +283,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
     c->namespace_bytes = options->seg.namespace_bytes;
     c->recovering = true;
     cst_list_init(&c->kept);
+    cst_list_init(&c->waiting);
     cst_list_init(&c->wait_reads);
     cst_list_init(&c->wait_ahead);
     c->ahead_max = options->ahead_bytes;

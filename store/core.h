@@ -106,6 +106,7 @@ struct cst_space {
     unsigned encode_fails;     /* in a row */
     uint64_t hot_copies, packed_copies, in_memory;
     struct cst_seg_space *disk; /* the space on disk; NULL: not asked for yet */
+    struct cst_list disk_link;  /* cold->waiting */
     size_t spills;              /* writes under way */
     uint64_t drained;           /* seq up to which a clean stop has looked */
     uint64_t decode_ns;         /* moving average of a decode */
@@ -176,6 +177,9 @@ void cst_store_enter(struct cst_space *space);
 void cst_store_leave(struct cst_space *space);
 /* Something is in store->finished_*: it is told soon, never on this stack. */
 void cst_store_finish(struct cst_store *store);
+/* An empty job: the way back to the loop with a clean stack, where finished_* are told and spaces
+ * that wait for the disk are served. */
+void cst_store_kick(struct cst_store *store);
 
 void cst_store_event(struct cst_space *space, enum cst_event what, const struct cst_block *b,
                      enum cst_tier tier);
@@ -297,10 +301,12 @@ struct cst_frame {
 /* 0: it is on its way to disk, and data taken; CST_ROOM_WAIT: after another write of the space has
  * ended; CST_ROOM_FULL: no. */
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame);
-/* Would it go to disk if it were packed? */
-bool cst_cold_wants_frame(const struct cst_block *b);
+/* Would it go to disk if it, or one above it, were packed? */
+bool cst_cold_wants_frame(struct cst_block *b);
 /* Writes what would be evicted next, if memory is short. */
 void cst_cold_slice(struct cst_store *store);
+/* Serves the spaces that wait for the engine. */
+void cst_cold_serve(struct cst_store *store);
 /* The space's place on disk; blocks for a new namespace's key. 0 or a negative errno. */
 int cst_cold_open_space(struct cst_space *space);
 /* A space ends. */

@@ -15,8 +15,9 @@
  *      <= options.memory; workspaces count up to an eighth of it.
  *   2. Nothing is taken from a block that is leased, pinned, waited for, not stored, or above one
  *      that is: only idle leaves, or whole subtrees of such, are evicted.
- *   3. WAIT is only answered while a job of this space is under way whose end serves the space, so
- *      nobody waits for nothing; else the answer is FULL.
+ *   3. WAIT is only answered while a job of this space is under way whose end serves the space, or
+ *      work of the disk's engine for which cst_cold_serve() follows, so nobody waits for nothing;
+ *      else the answer is FULL.
  *   4. A call evicts a bounded number of blocks, or empties whole slabs: those only for a slab that
  *      can be made then.
  * Loop thread only.
@@ -86,9 +87,12 @@ static bool is_spare(const struct cst_slab_slots *s, const struct cst_block *b) 
     return s->slab.packed ? cst_block_is_original(b) : b->packed.slab != NULL;
 }
 
-/* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first;
- * what could be if it were packed goes only when there is no other way. */
-static bool can_empty(const struct cst_slab_slots *s, bool no_other_way) {
+/* What may be lost for a slab: nothing; what can't be saved on disk, now or when it is packed; all
+ * that nobody uses. */
+enum loss { LOSE_NOTHING, LOSE_UNSAVABLE, LOSE_ANY };
+
+/* Can everything in the slab go? No slot is leased or busy. What can be saved on disk is, first. */
+static bool can_empty(const struct cst_slab_slots *s, enum loss loss) {
     unsigned budget = SUBTREE_NODES;
 
     for (uint32_t i = 0; i < s->n_slots; i++) {
@@ -96,8 +100,8 @@ static bool can_empty(const struct cst_slab_slots *s, bool no_other_way) {
 
         if (!b || is_spare(s, b))
             continue;
-        if (!cst_block_subtree_idle(b, &budget) || cst_cold_spill(b) ||
-            (!no_other_way && cst_cold_wants_frame(b)))
+        if (!cst_block_subtree_idle(b, &budget) || cst_cold_spill(b) || loss == LOSE_NOTHING ||
+            (loss == LOSE_UNSAVABLE && cst_cold_wants_frame(b)))
             return false;
     }
     return true;
@@ -126,9 +130,9 @@ static void empty_slab(struct cst_slab_slots *s) {
 
 /* Empties the least recently used slab that was used before `before`. Those that would be in `own`
  * if they had free slots don't count: what they hold goes block by block. One that clients map only
- * comes free when they drop it: while they hold much already it is taken only when there is no
- * other way (before = UINT64_MAX). */
-static bool empty_older(struct cst_space *space, const struct cst_list *own, uint64_t before) {
+ * comes free when they drop it: while they hold much already it is taken only if any may be. */
+static bool empty_older(struct cst_space *space, const struct cst_list *own, uint64_t before,
+                        enum loss loss) {
     struct cst_list *head = &space->store->slabs, *it = head->next;
     unsigned tried = 0;
 
@@ -140,11 +144,11 @@ static bool empty_older(struct cst_space *space, const struct cst_list *own, uin
             return false;
         if (s->leases || s->busy || cst_slab_free_list(s) == own)
             continue;
-        if (before != UINT64_MAX && s->slab.holders &&
+        if (loss != LOSE_ANY && s->slab.holders &&
             space->store->held_bytes + s->slab.mem.size > HELD_AT_EASE)
             continue;
         tried++;
-        if (can_empty(s, before == UINT64_MAX)) {
+        if (can_empty(s, loss)) {
             struct cst_space *owner = s->slab.space;
 
             empty_slab(s);
@@ -238,7 +242,7 @@ int cst_room_heap(struct cst_space *space, uint64_t bytes) {
 
     while (!cst_room_has(store, bytes))
         if (!forget(space) && !give_back_one(store) && !empty_clean(store) &&
-            !empty_older(space, NULL, UINT64_MAX))
+            !empty_older(space, NULL, UINT64_MAX, LOSE_ANY))
             return CST_STORE_E_BUSY;
     return 0;
 }
@@ -310,11 +314,27 @@ static bool drop_clean(struct cst_space *space) {
     return b;
 }
 
+/* With a disk, slabs are emptied before the index needs their memory: when it does, blocks that are
+ * still on their way to disk are lost. */
+static bool is_short(const struct cst_store *store) {
+    return store->cold && !cst_room_has(store, headroom(store) / 2);
+}
+
+static bool empty_spare(struct cst_space *space) {
+    return give_back_one(space->store) || empty_clean(space->store) ||
+           empty_older(space, &space->hot_free, UINT64_MAX, LOSE_NOTHING);
+}
+
 int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot) {
     while (!take_free(&space->hot_free, slab, slot)) {
+        bool tight = is_short(space->store);
         struct cst_block *own;
 
         if (space->making_hot || grow(space, false, 0, cst_space_slot_bytes(space)))
+            return CST_ROOM_WAIT;
+        if (tight && empty_spare(space))
+            continue;
+        if (tight && (cst_encode_kick(space) || space->spills))
             return CST_ROOM_WAIT;
         if (drop_clean(space))
             continue;
@@ -326,7 +346,8 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
         if ((!is_best_victim(own) || (own && cst_cold_wants_frame(own))) && cst_encode_kick(space))
             return CST_ROOM_WAIT;
         if (may_grow(space) &&
-            empty_older(space, &space->hot_free, own ? own->evict.order : UINT64_MAX))
+            empty_older(space, &space->hot_free, own ? own->evict.order : UINT64_MAX,
+                        own ? LOSE_UNSAVABLE : LOSE_ANY))
             continue;
         if (!own)
             return space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
@@ -383,8 +404,11 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
         own = victim(space, true, klass);
         if (own && cst_cold_spill(own))
             return CST_ROOM_WAIT;
-        if (may_grow(space) && empty_older(space, free, own ? own->evict.order : used))
+        if (may_grow(space) &&
+            empty_older(space, free, own ? own->evict.order : used, LOSE_UNSAVABLE))
             continue;
+        if (own && cst_cold_wants_frame(own))
+            return CST_ROOM_FULL; /* the new frame may go to disk, and this one later */
         if (!own || i++ >= PACKED_EVICTIONS)
             return space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;
         cst_block_evict(own);

@@ -38,7 +38,7 @@
 enum {
     CST_SEG_E_REFUSED = 1, /* open: the directory can't be used; the message says what to do */
     CST_SEG_E_OFF,         /* the tier is off: too many errors, or it may only be read */
-    CST_SEG_E_BUSY,        /* too much under way; try again when something has ended */
+    CST_SEG_E_BUSY,        /* too much under way; store: room() follows when something has ended */
     CST_SEG_E_BUDGET,      /* store: the bytes per second are used up */
     CST_SEG_E_FULL,        /* no segment can be had for it now */
     CST_SEG_E_HITS,        /* store: not asked for often enough yet */
@@ -115,6 +115,9 @@ struct cst_seg_user {
     /* The record doesn't exist any more. What depends on it should be dropped at once. Never from
      * within a call of the user's. */
     void (*gone)(void *arg, void *owner, enum cst_seg_gone why);
+    /* What stores were answered CST_SEG_E_BUSY for has ended: they may go now. Also from within a
+     * call of the user's. */
+    void (*room)(void *arg);
     /* Until when the record is pinned (as in struct cst_seg_record); for checkpoints. */
     uint64_t (*pinned_until)(void *arg, void *owner);
     /* One sentence for the operator. Also from cst_seg_open(). */
@@ -227,6 +230,8 @@ struct cst_seg_store {
 /* 0: done() follows, never before the return. Else nothing was begun: CST_SEG_E_OFF, _BUSY,
  * _BUDGET, _FULL, _HITS, _TOO_BIG, _PARENT; negative errno. */
 int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store);
+/* Was a store answered CST_SEG_E_BUSY, and is room() still to come? */
+bool cst_seg_is_awaited(const struct cst_seg *seg);
 /* Where a store that has begun will be, for its children's. */
 static inline struct cst_seg_ref cst_seg_store_ref(const struct cst_seg_store *store) {
     return store->ref;

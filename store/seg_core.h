@@ -180,6 +180,7 @@ struct cst_seg {
     struct cst_seg_ring ring, heads; /* of records; of their headers once the payload is written */
     uint64_t generation, sequence;
     size_t busy;
+    bool awaited;                  /* a store was answered BUSY, room() is owed */
     struct cst_seg_making *making; /* a segment is being allocated */
     uint64_t allocate_after_ns;
     bool noted_full;
@@ -221,6 +222,8 @@ struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref 
 void cst_seg_error(struct cst_seg *seg, int r);
 /* The file system is full: says so once. */
 void cst_seg_note_full(struct cst_seg *seg);
+/* Something has ended that stores may have been waiting for: tells the user, if any were. */
+void cst_seg_room(struct cst_seg *seg);
 
 /* ---- seg_open.c ---- */
 

@@ -258,6 +258,7 @@ void cst_seg_evict_go(struct cst_seg *seg) {
     s->state = CST_SEG_CLOSED;
     cst_segment_empty(s);
     cst_seg_spare(seg);
+    cst_seg_room(seg);
 }
 
 /* ---- choosing ---- */

@@ -87,6 +87,14 @@ void cst_seg_note_full(struct cst_seg *seg) {
     seg->noted_full = true;
 }
 
+void cst_seg_room(struct cst_seg *seg) {
+    bool awaited = seg->awaited;
+
+    seg->awaited = false;
+    if (awaited && seg->env.user.room)
+        seg->env.user.room(seg->env.user.arg);
+}
+
 void cst_seg_version_set(struct cst_disk_version *v) {
     *v = (struct cst_disk_version){ 0 };
     cst_store32(&v->version, CST_DISK_VERSION);

@@ -559,6 +559,7 @@ static void made(struct cst_aio_op *op, int res) {
     }
     cst_free(m);
     cst_seg_spare(seg);
+    cst_seg_room(seg);
 }
 
 static struct cst_seg_segment *find_absent(struct cst_seg *seg) {

@@ -177,6 +177,7 @@ static void tell(struct cst_seg_write *w, int status) {
     cst_free(w);
     s->writers--;
     seg->busy--;
+    cst_seg_room(seg);
     if (store) {
         store->done(store, status);
     } else if (move) {
@@ -632,6 +633,7 @@ int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store) {
     assert(store->owner && record->payload_bytes && record->space->ns->seg == seg);
     if (!r)
         r = record_begin(record, store->payload, &w);
+    seg->awaited |= r == CST_SEG_E_BUSY;
     if (r)
         return r;
     seg->rate_left -= CST_MIN(seg->rate_left, record->payload_bytes);
@@ -642,6 +644,10 @@ int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store) {
     store->ref = cst_segment_ref(w->segment, w->slot);
     start(w);
     return 0;
+}
+
+bool cst_seg_is_awaited(const struct cst_seg *seg) {
+    return seg->awaited;
 }
 
 int cst_seg_write_move(struct cst_seg_move *move, const struct cst_seg_record *record,

@@ -155,6 +155,7 @@ static struct cst_space *space_new(struct cst_namespace *ns, struct cst_descript
     for (unsigned i = 0; i < CST_PACKED_CLASSES; i++)
         cst_list_init(&s->packed_free[i]);
     cst_list_init(&s->wait_decodes);
+    cst_list_init(&s->disk_link);
     cst_list_init(&s->wait_puts);
     cst_list_init(&s->wait_encodes);
     cst_list_init(&s->wait_keeps);
@@ -247,6 +248,7 @@ void cst_space_free(struct cst_space *s) {
     assert(!s->stats.index_bytes);
     cst_list_unlink(&s->link);
     cst_list_unlink(&s->dirty_link);
+    cst_list_unlink(&s->disk_link);
     s->ns->n_spaces--;
     (void)s->desc_free(s->desc);
     cst_free(s);

@@ -71,10 +71,10 @@ static void kick_done(struct cst_job *job) {
     store->kicking = false;
     store->jobs--;
     tell(store);
+    cst_cold_serve(store);
 }
 
-/* An empty job: the way back to the loop with a clean stack. */
-static void kick(struct cst_store *store) {
+void cst_store_kick(struct cst_store *store) {
     if (store->kicking)
         return;
     store->kicking = true;
@@ -85,7 +85,7 @@ static void kick(struct cst_store *store) {
 
 void cst_store_finish(struct cst_store *store) {
     if (!store->entered)
-        kick(store);
+        cst_store_kick(store);
 }
 
 void cst_store_enter(struct cst_space *space) {

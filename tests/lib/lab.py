@@ -19,6 +19,7 @@ import subprocess
 import time
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -263,11 +264,12 @@ def ok(reply: wire.Packet) -> wire.Packet:
 
 def crowd_out(p: Peer, gone: Callable[[], bool], what: str) -> None:
     """Stores other prompts in p's space until the condition holds: small memories must evict."""
+    answers: Counter[str] = Counter()
     for i in range(10_000):
         if gone():
             return
-        p.put(prompt(f"crowd {os.getpid()} {id(p)} {i}", 1), smooth)
-    raise AssertionError(f"never happened: {what}")
+        answers.update(p.put(prompt(f"crowd {os.getpid()} {id(p)} {i}", 1), smooth))
+    raise AssertionError(f"never happened: {what}; the puts: {dict(answers)}")
 
 
 # ---- conditions ----
