@@ -182,15 +182,11 @@ static struct cst_seg_draft *draft_new(struct cst_seg *seg) {
     return d;
 }
 
-/* What it was to say is still to be said. A full file system is no broken device, and neither is a
- * shortage of memory or descriptors. */
+/* What it was to say is still to be said. */
 static void draft_failed(struct cst_seg *seg, const struct cst_seg_draft *d, int r) {
     seg->changed = true;
     seg->hurry |= d && d->hurry;
-    if (r == -ENOSPC)
-        cst_seg_note_full(seg);
-    else if (r != -ENOMEM && r != -EMFILE && r != -ENFILE)
-        cst_seg_error(seg, r);
+    cst_seg_error(seg, r);
 }
 
 int cst_seg_checkpoint_clean(struct cst_seg *seg) {
@@ -321,7 +317,7 @@ int cst_seg_marks_unclean(struct cst_seg *seg, const struct cst_seg_marks *m) {
         return cst_fold(r);
     r = cst_aio_now(file, CST_AIO_WRITE, &head, 0, sizeof(head));
     (void)cst_aio_close(file);
-    return cst_fold(r);
+    return r == CST_AIO_E_FULL ? cst_err(-ENOSPC) : cst_fold(r); /* of copy on write */
 }
 
 static const struct cst_disk_mark *mark_of(const struct cst_seg_marks *m,

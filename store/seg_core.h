@@ -7,6 +7,8 @@
 #include "store/seg_crypt.h"
 #include "store/seg_format.h"
 
+#include <errno.h>
+
 enum {
     CST_SEG_INLINE = 16 * 1024,    /* smaller records are sealed and opened on the loop thread */
     CST_SEG_HEADS_MAX = 4,         /* writes of heads of a namespace at a time */
@@ -218,10 +220,13 @@ static inline struct cst_seg_ref cst_segment_ref(const struct cst_seg_segment *s
 struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref ref,
                                   struct cst_seg_segment **segment);
 
-/* An I/O error: counts, and turns the tier off when it was one too many. */
+/* Of room on the file system, memory or descriptors: no defect of the device. */
+static inline bool cst_seg_is_shortage(int r) {
+    return r == CST_AIO_E_FULL || r == -ENOSPC || r == -ENOMEM || r == -EMFILE || r == -ENFILE;
+}
+/* Something failed. An error of the device counts, and turns the tier off when it was one too many;
+ * a full file system is said once. */
 void cst_seg_error(struct cst_seg *seg, int r);
-/* The file system is full: says so once. */
-void cst_seg_note_full(struct cst_seg *seg);
 /* Something has ended that stores may have been waiting for: tells the user, if any were. */
 void cst_seg_room(struct cst_seg *seg);
 

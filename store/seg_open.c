@@ -63,10 +63,20 @@ int cst_seg_refuse(char *message, size_t cap, const char *format, ...) {
     return CST_SEG_E_REFUSED;
 }
 
+static void note_full(struct cst_seg *seg) {
+    if (!seg->noted_full)
+        cst_seg_note(seg, "the disk tier's file system is full: the tier makes do with %u segments",
+                     seg->n_files);
+    seg->noted_full = true;
+}
+
 void cst_seg_error(struct cst_seg *seg, int r) {
     uint32_t most = seg->options.errors_max ? seg->options.errors_max : 16;
 
-    (void)r;
+    if (r == CST_AIO_E_FULL || r == -ENOSPC)
+        note_full(seg);
+    if (cst_seg_is_shortage(r))
+        return;
     seg->stats.errors++;
     if (cst_seg_now(seg) - seg->error_ns > ERRORS_S * CST_NS_PER_S)
         seg->n_errors = 0;
@@ -78,13 +88,6 @@ void cst_seg_error(struct cst_seg *seg, int r) {
                      "daemon",
                      (unsigned long long)seg->n_errors);
     }
-}
-
-void cst_seg_note_full(struct cst_seg *seg) {
-    if (!seg->noted_full)
-        cst_seg_note(seg, "the disk tier's file system is full: the tier makes do with %u segments",
-                     seg->n_files);
-    seg->noted_full = true;
 }
 
 void cst_seg_room(struct cst_seg *seg) {
@@ -134,6 +137,8 @@ int cst_seg_replace(struct cst_seg *seg, const char *name, const void *data, siz
         r = cst_aio_rename(seg->env.aio, new, name);
     if (!r && sync)
         r = cst_aio_sync_directory(seg->env.aio);
+    if (r)
+        (void)cst_aio_unlink(seg->env.aio, new); /* where it takes the room that there is not */
     return r == CST_AIO_E_FULL ? cst_err(-ENOSPC) : cst_fold(r);
 }
 

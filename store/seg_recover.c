@@ -456,6 +456,7 @@ static void end(struct cst_seg_recover *r, int status) {
     struct cst_seg *seg = r->seg;
     void (*done)(void *arg, int status) = r->done;
     void *arg = r->arg;
+    int mark_failed = 0;
 
     seg->recover = NULL;
     seg->busy--;
@@ -483,8 +484,10 @@ static void end(struct cst_seg_recover *r, int status) {
     if (r->n_other_cipher)
         cst_seg_note(seg, "%u segments of the disk tier are %s: they are free", r->n_other_cipher,
                      seg->options.crypt == CST_SEG_CRYPT_AES ? "not encrypted" : "encrypted");
-    if (!status && !seg->read_only && !seg->off && cst_seg_marks_unclean(seg, r->marks))
-        cst_seg_error(seg, -EIO);
+    if (!status && !seg->read_only && !seg->off)
+        mark_failed = cst_seg_marks_unclean(seg, r->marks);
+    if (mark_failed)
+        cst_seg_error(seg, mark_failed);
     pieces_free(&r->unused);
     cst_seg_marks_free(r->marks);
     cst_free(r->plans);

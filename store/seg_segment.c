@@ -535,10 +535,7 @@ static void make_failed(struct cst_seg_making *m, int res) {
         remove_file(m->segment);
     else
         m->segment->state = CST_SEG_ABSENT;
-    if (res == CST_AIO_E_FULL)
-        cst_seg_note_full(seg);
-    else
-        cst_seg_error(seg, res);
+    cst_seg_error(seg, res);
     seg->allocate_after_ns = cst_seg_now(seg) + CST_SEG_ALLOCATE_RETRY_S * CST_NS_PER_S;
 }
 
@@ -590,7 +587,7 @@ static int make_start(struct cst_seg *seg, struct cst_seg_segment *s) {
     if (r) {
         if (m->new)
             remove_file(s);
-        else if (r != CST_AIO_E_FULL)
+        else if (!cst_seg_is_shortage(r))
             s->state = CST_SEG_FOREIGN; /* somebody put a file there */
         cst_free(m);
         return r;
@@ -634,12 +631,10 @@ void cst_seg_spare(struct cst_seg *seg) {
     if (s) {
         int r = make_start(seg, s);
 
-        if (r == CST_AIO_E_FULL)
-            cst_seg_note_full(seg);
-        else if (r)
-            cst_seg_error(seg, -EIO);
-        if (r)
+        if (r) {
+            cst_seg_error(seg, r);
             seg->allocate_after_ns = cst_seg_now(seg) + CST_SEG_ALLOCATE_RETRY_S * CST_NS_PER_S;
+        }
         return;
     }
     if (seg->n_free && seg->n_files <= CST_SEG_SPARES)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine of the disk tier on files in memory: stores, reads, restarts, eviction, refusals. */
+#include "base/fault.h"
 #include "base/mem.h"
 #include "store/seg_core.h"
 #include "tests/unit/store/seg_world.h"
@@ -455,6 +456,35 @@ static void test_room_that_comes_back_is_used(void **state) {
     assert_int_equal(segments[0], segments[1]);
 }
 
+/* Memory fails, at each place in turn, while segments are begun and made: that costs stores, and
+ * once it is there again all goes on, in as many files. */
+static void test_want_of_memory_is_no_defect(void **state) {
+    struct seg_world *w = seg_world_new(8, CST_SEG_CRYPT_OFF);
+    struct cst_seg_stats stats;
+    uint64_t failed = 0;
+
+    (void)state;
+    cst_fault_join();
+    assert_int_equal(seg_world_start(w), 0);
+    for (uint32_t i = 0; i < 200; i++) {
+        w->clock.ns += 61 * CST_NS_PER_S;
+        cst_fault_arm(CST_FAULT_ALLOC, 2 + i % 8, 1); /* behind the payload */
+        (void)seg_world_put(w, i, -1, 0, 20000);
+        failed += cst_fault_seen(CST_FAULT_ALLOC) >= 2 + i % 8;
+        cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+    }
+    cst_fault_leave();
+    for (uint32_t i = 200; i < 300; i++)
+        (void)seg_world_put(w, i, -1, 0, 20000);
+    cst_seg_stats(w->seg, &stats);
+    assert_true(failed > 10);
+    assert_int_equal(stats.errors, 0);
+    assert_int_equal(stats.segments_foreign, 0);
+    assert_int_equal(stats.segments, 8);
+    assert_int_equal(seg_world_read_all(w), seg_world_live(w));
+    seg_world_free(w);
+}
+
 /* Stores that are refused for want of memory, at every place in a segment, leave no trace: segments
  * are begun one after the other, each with its first fill. */
 static void test_refused_leaves_no_trace(void **state) {
@@ -528,6 +558,7 @@ int main(void) {
         cmocka_unit_test(test_too_many_namespaces),
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_room_that_comes_back_is_used),
+        cmocka_unit_test(test_want_of_memory_is_no_defect),
         cmocka_unit_test(test_refused_leaves_no_trace),
         cmocka_unit_test(test_own_records_take_no_room),
     };

@@ -4,6 +4,8 @@
 
 #include "tests/lib/check.h"
 
+#include "base/fault.h"
+
 #include <string.h>
 
 enum { N = 300, CHAIN = 10 };
@@ -154,6 +156,35 @@ static void test_a_checkpoint_that_failed_is_made_again(void **state) {
     }
 }
 
+/* Wherever memory fails in it: no error of the device, and the checkpoint is made a second later.
+ */
+static void test_a_checkpoint_without_memory_is_made_again(void **state) {
+    uint64_t failed = 0;
+
+    (void)state;
+    cst_fault_join();
+    for (uint64_t at = 1; failed == at - 1; at++) {
+        struct seg_world *w = seg_world_new(4, CST_SEG_CRYPT_OFF);
+        struct cst_seg_stats stats;
+
+        assert_int_equal(seg_world_start(w), 0);
+        assert_int_equal(seg_world_put(w, 0, -1, 0, 3000), 0);
+        seg_world_drop(w, 0, true);
+        seg_world_settle(w);
+        cst_fault_arm(CST_FAULT_ALLOC, at, 1);
+        (void)writes_of_a_tick(w);
+        failed += cst_fault_seen(CST_FAULT_ALLOC) >= at;
+        cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+        assert_true(failed < at || writes_of_a_tick(w) > 0);
+        assert_int_equal(writes_of_a_tick(w), 0);
+        cst_seg_stats(w->seg, &stats);
+        assert_int_equal(stats.errors, 0);
+        seg_world_free(w);
+    }
+    cst_fault_leave();
+    assert_true(failed > 1);
+}
+
 /* A start says that the last stop isn't a clean one any more, and leaves the marks alone. */
 static void test_a_start_writes_no_marks(void **state) {
     struct seg_world *w = filled(6, CST_SEG_CRYPT_OFF, 700);
@@ -184,6 +215,7 @@ int main(void) {
         cmocka_unit_test(test_a_checkpoint_of_what_changes_lies_about_nothing),
         cmocka_unit_test(test_a_scan_goes_on_behind_what_was_destroyed),
         cmocka_unit_test(test_a_checkpoint_that_failed_is_made_again),
+        cmocka_unit_test(test_a_checkpoint_without_memory_is_made_again),
         cmocka_unit_test(test_a_start_writes_no_marks),
     };
 
