@@ -86,6 +86,7 @@ struct cst_space {
     size_t n_jobs, n_slabs, n_hot_slabs, n_dead; /* n_slabs: retired and unmade ones too */
     struct cst_hashmap map, roots;
     struct cst_treap by_age;
+    struct cst_treap_node *newest; /* the last one of by_age; NULL: none */
     uint64_t last_seq; /* of the space alone: cursors tell nothing of other namespaces */
     struct cst_evict evict;
     uint64_t evict_bytes;         /* of evict, as last accounted */

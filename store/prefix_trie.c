@@ -3,7 +3,8 @@
  * Owns the nodes of a space's trie and their index by key.
  *
  * Invariants
- *   1. Every node but roots is in space->map and space->by_age; roots are in space->roots.
+ *   1. Every node but roots is in space->map and space->by_age, whose last one is space->newest;
+ *      roots are in space->roots.
  *   2. A node is in its parent's treap of children exactly while it is visible, else in the
  *      parent's hidden list; n_children counts both. Flat blocks and roots have no parent.
  *   3. Children are ordered by their token ids, a prefix before what it starts. So whatever shares
@@ -134,6 +135,17 @@ int cst_trie_root_add(struct cst_block **out, struct cst_space *space, const uin
     return 0;
 }
 
+/* seq only grows: behind the newest there is nothing to search for. */
+static void add_newest(struct cst_space *space, struct cst_block *b) {
+    uint64_t priority = cst_hash_u64(space->store->seed[1], b->seq);
+
+    if (space->newest)
+        cst_treap_insert_beside(&space->by_age, &b->by_age, priority, space->newest, true);
+    else
+        cst_treap_insert(&space->by_age, &b->by_age, priority, by_seq, &b->seq);
+    space->newest = &b->by_age;
+}
+
 int cst_trie_add(struct cst_block **out, struct cst_space *space, struct cst_block *parent,
                  const uint8_t key[32], const uint32_t *tokens, uint32_t n_tokens) {
     struct cst_block *b = node_new(space, key, tokens, n_tokens);
@@ -145,8 +157,7 @@ int cst_trie_add(struct cst_block **out, struct cst_space *space, struct cst_blo
     }
     b->seq = ++space->last_seq;
     b->evict.hash = b->by_key.hash;
-    cst_treap_insert(&space->by_age, &b->by_age, cst_hash_u64(space->store->seed[1], b->seq),
-                     by_seq, &b->seq);
+    add_newest(space, b);
     b->parent = parent;
     if (parent) {
         b->depth = parent->root ? 0 : parent->depth + 1;
@@ -188,6 +199,8 @@ void cst_trie_cut(struct cst_block *b) {
         cst_treap_remove(&parent->children, &b->sibling);
     cst_list_unlink(&b->hidden_link);
     cst_hashmap_remove(&b->space->map, &b->by_key);
+    if (b->space->newest == &b->by_age)
+        b->space->newest = cst_treap_prev(&b->by_age);
     cst_treap_remove(&b->space->by_age, &b->by_age);
     b->parent = NULL;
     if (parent && !--parent->n_children && parent->root && !parent->holds)

@@ -119,11 +119,15 @@ static void check_root(struct cst_hnode *node, void *arg) {
 static void check_space(struct cst_space *space) {
     struct sums sums = { .blocks = 0 };
     const struct cst_space_stats *s = &space->stats;
+    const struct cst_treap_node *last = NULL;
     size_t n = 0;
 
     for (const struct cst_treap_node *node = cst_treap_first(&space->by_age); node;
-         node = cst_treap_next(node), n++)
+         node = cst_treap_next(node), n++) {
         check_block(cst_container_of(node, struct cst_block, by_age), &sums);
+        last = node;
+    }
+    assert_ptr_equal(last, space->newest);
     assert_int_equal(n, space->map.count);
     cst_hashmap_for_each(&space->roots, check_root, &sums);
     assert_int_equal(sums.children, space->kind == CST_KIND_FLAT ? 0 : n);
