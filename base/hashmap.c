@@ -3,8 +3,8 @@
  * Owns the bucket arrays of a hash map.
  * Invariants: 1. every node is in exactly one chain: table [1], bucket >= move, if a resize is
  * under way and its old bucket was not moved yet, else table [0]; 2. an insert moves at most
- * MOVE_STEP old buckets and a resize starts at load 1 and doubles, so the old table is empty long
- * before the next resize; 3. removal moves nothing, so for_each may remove.
+ * MOVE_STEP old buckets and a resize starts at load 1 and at least doubles, so the old table is
+ * empty long before the next resize; 3. removal moves nothing, so for_each may remove.
  */
 #include "base/hashmap.h"
 
@@ -55,7 +55,11 @@ static bool is_full(const struct cst_hashmap *map) {
 }
 
 static size_t grown(const struct cst_hashmap *map) {
-    return map->buckets[0] ? 2 * (map->mask[0] + 1) : FIRST_BUCKETS;
+    size_t n = map->buckets[0] ? 2 * (map->mask[0] + 1) : FIRST_BUCKETS;
+
+    while (n < map->expected && n <= SIZE_MAX / 4 / sizeof(struct cst_hnode *))
+        n *= 2;
+    return n;
 }
 
 static int grow(struct cst_hashmap *map) {
@@ -71,6 +75,10 @@ static int grow(struct cst_hashmap *map) {
     map->buckets[0] = fresh;
     map->mask[0] = n - 1;
     return 0;
+}
+
+void cst_hashmap_expect(struct cst_hashmap *map, size_t n) {
+    map->expected = n;
 }
 
 void cst_hashmap_deinit(struct cst_hashmap *map) {

@@ -21,7 +21,8 @@ struct cst_hashmap {
     struct cst_hnode **buckets[2]; /* [1] is the old table while a resize is under way */
     size_t mask[2];
     size_t count;
-    size_t move; /* next bucket of [1] to move */
+    size_t move;     /* next bucket of [1] to move */
+    size_t expected; /* entries that the next growth makes room for, at least */
 };
 
 #define CST_HASHMAP_NULL ((struct cst_hashmap){ .count = 0 })
@@ -37,6 +38,10 @@ struct cst_hnode *cst_hashmap_find(const struct cst_hashmap *map, uint64_t hash,
 /* Starts loading what a find or insert of this hash will look at: the bucket, or, once that has
  * come, its first node. Only a hint: any hash will do. */
 void cst_hashmap_prefetch(const struct cst_hashmap *map, uint64_t hash, bool node);
+
+/* A hint: so many entries there will be. The next growth makes room for them at once, as growing to
+ * there step by step would move each of them about once. */
+void cst_hashmap_expect(struct cst_hashmap *map, size_t n);
 
 /* The node must not be in a map, and its key not in this one. 0 or -ENOMEM (map unchanged). */
 int cst_hashmap_insert(struct cst_hashmap *map, struct cst_hnode *node, uint64_t hash);

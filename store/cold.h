@@ -29,6 +29,7 @@ struct cst_cold {
     uint64_t namespace_bytes;      /* cap; 0: none */
     uint64_t drain_start;          /* blocks not on disk when the drain began */
     struct cst_block *last;        /* recovered last: mostly the parent of the next one */
+    uint64_t expected, told;       /* records that recovery may find, and has found */
     uint64_t start_unix, start_ns; /* both clocks when recovery began: ages count from then */
     void (*recovered)(void *arg, int status);
     void (*note)(void *arg, const char *sentence);

@@ -140,6 +140,16 @@ static void revive(struct cst_block *b, const struct cst_seg_record *r, struct c
     (void)cst_block_publish(b);
 }
 
+/* A table that has to grow gets its last size at once, if the space's share of the records stays
+ * what it is. */
+static void expect_share(struct cst_space *space, uint32_t n_tokens) {
+    const struct cst_cold *c = space->store->cold;
+    uint64_t most = cst_room_left(space->store) / cst_block_bytes(n_tokens);
+
+    if (cst_hashmap_growth(&space->map))
+        cst_hashmap_expect(&space->map, CST_MIN(space->map.count * c->expected / c->told, most));
+}
+
 static int add(struct cst_space *space, const struct cst_seg_record *r, struct cst_seg_ref ref,
                struct cst_block **out) {
     const struct cst_store *store = space->store;
@@ -147,6 +157,7 @@ static int add(struct cst_space *space, const struct cst_seg_record *r, struct c
     struct cst_block *parent;
     int status;
 
+    expect_share(space, r->n_tokens);
     if (cst_trie_need(space, r->n_tokens, true) > cst_room_left(store))
         return DROP;
     status = parent_of(space, r, &parent);
@@ -178,6 +189,7 @@ static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref r
     struct cst_block *b = NULL;
     int status;
 
+    c->told++;
     if (space && r->type == CST_SEG_SIDE)
         return cst_side_load_found(space, r, ref, owner);
     if (!space || !is_plausible(space, r) || cst_trie_find(space, r->key))
@@ -191,6 +203,12 @@ static int found(void *arg, const struct cst_seg_record *r, struct cst_seg_ref r
     if (r->pinned_until)
         pin(space, r);
     return 0;
+}
+
+static void expect(void *arg, uint64_t n_records) {
+    struct cst_cold *c = arg;
+
+    c->expected = n_records;
 }
 
 static void coming(void *arg, struct cst_seg_space *on_disk, const uint8_t *key, bool soon) {
@@ -263,6 +281,7 @@ int cst_store_disk_open(struct cst_store *store, const struct cst_disk_options *
         .random = store->env.random,
         .jobs = store->env.jobs,
         .user = { .found = found,
+                  .expect = expect,
                   .coming = coming,
                   .value = cst_cold_value,
                   .moved = cst_cold_moved,

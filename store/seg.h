@@ -104,6 +104,8 @@ struct cst_seg_user {
      */
     int (*found)(void *arg, const struct cst_seg_record *record, struct cst_seg_ref ref,
                  void **owner);
+    /* Recovery, a hint, before the first record: about so many there are. */
+    void (*expect)(void *arg, uint64_t n_records);
     /* Recovery, a hint: a block with this key may be found after a few others; soon: very few.
      * Each is told twice, so that what found() will look at can be loaded in two steps. */
     void (*coming)(void *arg, struct cst_seg_space *space, const uint8_t *key, bool soon);

@@ -671,6 +671,17 @@ static int by_sequence(const void *a, const void *b) {
                : x->segment->sequence > y->segment->sequence;
 }
 
+/* Nobody has signed the footers: a segment has no more records than chunks. */
+static void tell_total(const struct cst_seg_recover *r) {
+    const struct cst_seg_user *user = &r->seg->env.user;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_plans; i++)
+        n += CST_MIN(r->plans[i].n_records, r->seg->chunks);
+    if (user->expect)
+        user->expect(user->arg, n);
+}
+
 static void headers_go(struct cst_seg_recover *r) {
     struct cst_seg *seg = r->seg;
 
@@ -685,6 +696,7 @@ static void headers_go(struct cst_seg_recover *r) {
     if (r->n_plans)
         qsort(r->plans, r->n_plans, sizeof(*r->plans), by_sequence);
     seg->stats.recover_total = r->n_plans;
+    tell_total(r);
     pieces_go(r);
 }
 

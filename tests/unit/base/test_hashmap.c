@@ -144,6 +144,33 @@ static void growth_is_spread_over_inserts(void **state) {
     free(w.entries);
 }
 
+/* What is expected is there with the next growth, and nothing is moved after that. */
+static void an_expected_size_comes_at_once(void **state) {
+    struct world w = setup(UINT64_MAX);
+    size_t bytes;
+
+    for (uint32_t key = 0; key < 63; key++)
+        flip(&w, key);
+    cst_hashmap_expect(&w.map, 1000);
+    assert_int_equal(cst_hashmap_bytes(&w.map), 64 * sizeof(void *));
+    assert_int_equal(cst_hashmap_growth(&w.map), 0);
+    flip(&w, 63);
+    assert_int_equal(cst_hashmap_growth(&w.map), 1024 * sizeof(void *));
+    flip(&w, 64);
+    bytes = cst_hashmap_bytes(&w.map);
+    assert_int_equal(bytes, (64 + 1024) * sizeof(void *));
+    for (uint32_t key = 65; key < 1024; key++)
+        flip(&w, key);
+    assert_int_equal(cst_hashmap_bytes(&w.map), 1024 * sizeof(void *));
+    cst_hashmap_expect(&w.map, 10); /* less than there are */
+    assert_int_equal(cst_hashmap_growth(&w.map), 2048 * sizeof(void *));
+    for (uint32_t key = 0; key < 1024; key++)
+        check_key(&w, key);
+    for_each_visits_all_once(&w);
+    cst_hashmap_deinit(&w.map);
+    free(w.entries);
+}
+
 static void a_failed_insert_changes_nothing(void **state) {
     struct world w = setup(UINT64_MAX);
     unsigned failures = 0;
@@ -214,6 +241,7 @@ int main(void) {
         cmocka_unit_test(equals_the_model),
         cmocka_unit_test(equals_the_model_with_colliding_hashes),
         cmocka_unit_test(growth_is_spread_over_inserts),
+        cmocka_unit_test(an_expected_size_comes_at_once),
         cmocka_unit_test(a_failed_insert_changes_nothing),
         cmocka_unit_test(an_empty_map_finds_nothing),
         cmocka_unit_test(hash_key_mixes_every_bit),
