@@ -17,7 +17,6 @@
  */
 #include "store/block.h"
 
-#include "base/mem.h"
 #include "store/core.h"
 #include "store/prefix_trie.h"
 
@@ -281,7 +280,7 @@ void cst_block_reap(struct cst_block *b) {
     cst_list_unlink(&b->file);
     space->n_dead--;
     cst_space_index_add(space, -(int64_t)cst_block_bytes(b->n_tokens));
-    cst_free(b);
+    cst_pool_free(&space->store->nodes, b);
 }
 
 static void count_gone(struct cst_block *b, enum cst_gone why) {

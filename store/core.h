@@ -2,6 +2,7 @@
 /* What the files of store/ share: the store, namespaces, spaces. Loop thread only. */
 #pragma once
 
+#include "base/pool.h"
 #include "codec/codec.h"
 #include "store/block.h"
 #include "store/side_data.h"
@@ -35,6 +36,7 @@ struct cst_store {
     struct cst_list retired;            /* only holders keep them */
     struct cst_list empty;              /* of `slabs`, those without used slots */
     struct cst_hashmap slab_map;
+    struct cst_pool nodes; /* of all tries */
     uint32_t last_slab;
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
     uint64_t encode_bytes;                        /* heap of large encodes under way */

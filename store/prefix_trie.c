@@ -17,7 +17,6 @@
 #include "store/prefix_trie.h"
 
 #include "base/err.h"
-#include "base/mem.h"
 #include "store/core.h"
 
 #include <assert.h>
@@ -27,7 +26,8 @@
 enum { MATCH_NEIGHBOURS = 8 };
 
 size_t cst_block_bytes(uint32_t n_tokens) {
-    return sizeof(struct cst_block) + n_tokens * (sizeof(uint32_t) + sizeof(uint16_t));
+    return cst_pool_bytes(sizeof(struct cst_block) +
+                          n_tokens * (sizeof(uint32_t) + sizeof(uint16_t)));
 }
 
 uint16_t *cst_block_surprisals(struct cst_block *b) {
@@ -100,7 +100,7 @@ static int by_seq(const struct cst_treap_node *node, const void *key) {
 
 static struct cst_block *node_new(struct cst_space *space, const uint8_t key[32],
                                   const uint32_t *tokens, uint32_t n_tokens) {
-    struct cst_block *b = cst_calloc(1, cst_block_bytes(n_tokens));
+    struct cst_block *b = cst_pool_alloc(&space->store->nodes, cst_block_bytes(n_tokens));
 
     if (!b)
         return NULL;
@@ -126,7 +126,7 @@ int cst_trie_root_add(struct cst_block **out, struct cst_space *space, const uin
 
     if (!b ||
         cst_map_insert(space, &space->roots, &b->by_key, cst_hash_key(space->store->seed, key))) {
-        cst_free(b);
+        cst_pool_free(&space->store->nodes, b);
         return cst_err(-ENOMEM);
     }
     b->root = b->visible = true;
@@ -152,7 +152,7 @@ int cst_trie_add(struct cst_block **out, struct cst_space *space, struct cst_blo
 
     if (!b ||
         cst_map_insert(space, &space->map, &b->by_key, cst_hash_key(space->store->seed, key))) {
-        cst_free(b);
+        cst_pool_free(&space->store->nodes, b);
         return cst_err(-ENOMEM);
     }
     b->seq = ++space->last_seq;
@@ -183,7 +183,7 @@ static void root_cut(struct cst_block *root) {
     assert(!root->pins);
     cst_hashmap_remove(&root->space->roots, &root->by_key);
     cst_space_index_add(root->space, -(int64_t)cst_block_bytes(0));
-    cst_free(root);
+    cst_pool_free(&root->space->store->nodes, root);
 }
 
 void cst_trie_cut(struct cst_block *b) {

@@ -151,6 +151,7 @@ int cst_store_new(struct cst_store **out, const struct cst_store_options *option
     r = env->random->fill(env->random, s->seed, sizeof(s->seed));
     if (r)
         return r;
+    cst_pool_init(&s->nodes);
     cst_list_init(&s->namespaces);
     cst_list_init(&s->spaces);
     cst_list_init(&s->slabs);
@@ -205,6 +206,7 @@ struct cst_store *cst_store_free(struct cst_store *store) {
         cst_free(cst_list_entry(it, struct cst_namespace, link));
     cst_cold_free(store);
     cst_hashmap_deinit(&store->slab_map);
+    cst_pool_deinit(&store->nodes);
     return cst_free(store);
 }
 

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { SLAB_BLOCKS = WORLD_SLAB / WORLD_BLOCK, INDEX = 31 << 10 };
+enum { SLAB_BLOCKS = WORLD_SLAB / WORLD_BLOCK, INDEX = WORLD_SLAB - 64 };
 
 static const uint8_t root[32] = { 7 };
 
