@@ -150,9 +150,16 @@ static void expect_share(struct cst_space *space, uint32_t n_tokens) {
         cst_hashmap_expect(&space->map, CST_MIN(space->map.count * c->expected / c->told, most));
 }
 
+static void expect_nodes(struct cst_store *store, uint32_t n_tokens) {
+    const struct cst_cold *c = store->cold;
+    uint64_t left = c->expected > c->told ? c->expected - c->told : 0;
+
+    cst_nodes_ahead(store, left * cst_block_bytes(n_tokens));
+}
+
 static int add(struct cst_space *space, const struct cst_seg_record *r, struct cst_seg_ref ref,
                struct cst_block **out) {
-    const struct cst_store *store = space->store;
+    struct cst_store *store = space->store;
     struct cst_side_data *side = NULL;
     struct cst_block *parent;
     int status;
@@ -167,6 +174,7 @@ static int add(struct cst_space *space, const struct cst_seg_record *r, struct c
         return DROP;
     if (cst_trie_add(out, space, parent, r->key, r->tokens, r->n_tokens))
         return DROP;
+    expect_nodes(store, r->n_tokens);
     revive(*out, r, ref, side);
     cst_block_settle(*out, CST_EVICT_COLD);
     if (parent)
@@ -228,6 +236,7 @@ static void note(void *arg, const char *sentence) {
 void cst_cold_recovered(struct cst_cold *c, int status) {
     c->recovering = false;
     c->last = NULL;
+    cst_nodes_ahead(c->store, 0);
     c->recovered(c->arg, status);
 }
 

@@ -26,6 +26,13 @@ struct cst_scrub {
     uint32_t slab, slot; /* where the next one starts */
 };
 
+struct cst_nodes_ahead {
+    struct cst_job job;
+    void *memory;   /* that it has made */
+    bool busy;      /* it is under way */
+    uint64_t bytes; /* of nodes that are to come */
+};
+
 struct cst_store {
     struct cst_store_options options;
     struct cst_store_env env;
@@ -36,7 +43,8 @@ struct cst_store {
     struct cst_list retired;            /* only holders keep them */
     struct cst_list empty;              /* of `slabs`, those without used slots */
     struct cst_hashmap slab_map;
-    struct cst_pool nodes; /* of all tries */
+    struct cst_pool nodes;        /* of all tries */
+    struct cst_nodes_ahead ahead; /* nodes.c */
     uint32_t last_slab;
     uint64_t slab_bytes, index_bytes, held_bytes; /* slab_bytes: also those being made */
     uint64_t encode_bytes;                        /* heap of large encodes under way */
@@ -240,6 +248,10 @@ uint64_t cst_room_left(const struct cst_store *store);
 void cst_room_serve(struct cst_space *space);
 /* Gives back every empty slab of the space. */
 void cst_room_give_back(struct cst_space *space);
+
+/* So many bytes of nodes are about to come, as far as known: their memory is made meanwhile. 0: no
+ * more than others. */
+void cst_nodes_ahead(struct cst_store *store, uint64_t bytes);
 
 /* ---- decode.c, encode.c, scrub.c: moves between tiers ---- */
 

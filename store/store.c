@@ -10,6 +10,7 @@
  *   choice.c       presets of a class            side_*.c  tables that frames refer to
  *   space.c        namespaces, spaces, accounts  care.c    pins, erasing, ages
  *   lookup.c, explain.c          questions without side effects
+ *   nodes.c        memory of a start's blocks, made ahead
  *   cold.c, cold_life.c, cold_ahead.c  the way to disk and back; what Lookups begin to read
  *
  * Invariants of the whole (each file has its own)
