@@ -287,10 +287,14 @@ static bool serve(struct encode *e) {
 
 void cst_encode_serve(struct cst_space *space) {
     struct cst_list *it, *tmp;
+    size_t before;
 
-    cst_list_for_each_safe (it, tmp, &space->wait_encodes)
-        if (!serve(cst_list_entry(it, struct encode, link)))
-            return;
+    do { /* again: one that ended is nothing to wait for any more */
+        before = space->encodes;
+        cst_list_for_each_safe (it, tmp, &space->wait_encodes)
+            if (!serve(cst_list_entry(it, struct encode, link)))
+                return;
+    } while (space->encodes < before);
 }
 
 /* From a copy of the block. NULL: out of memory. */
