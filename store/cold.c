@@ -56,6 +56,7 @@ void cst_cold_set(struct cst_block *b, struct cst_seg_ref ref, uint64_t bytes, u
     b->cold_bytes = (uint32_t)bytes;
     b->cold_preset = preset;
     b->cold_side = side ? cst_side_ref(side) : NULL;
+    b->written = true;
     s->cold_blocks++;
     s->cold_bytes += bytes;
 }
@@ -76,6 +77,7 @@ void cst_cold_drop(struct cst_block *b, bool destroy) {
     if (!cst_block_is_cold(b))
         return;
     clear(b);
+    b->written = false;
     if (cst_side_keep(c, b->space->disk, ref, 0))
         return;
     if (!c->closing) /* a purge discards whole segments */
@@ -402,6 +404,12 @@ static bool may_spill(const struct cst_block *b) {
            !b->space->ns->purging;
 }
 
+/* What the engine gave up and nobody has used since isn't written again: where the tier is small
+ * for the memory above it, that would never end. */
+static bool is_given_up(const struct cst_block *b) {
+    return b->written && !cst_block_is_cold(b);
+}
+
 /* Parents first. True: something of the space is on its way to disk for this block. */
 static bool spill_path(struct cst_block *b, int *condition) {
     struct cst_block *path[PATH_MAX_BLOCKS], *at = b;
@@ -424,6 +432,10 @@ static bool is_ready(const struct cst_cold *c) {
     return c && !c->recovering && !c->closing;
 }
 
+bool cst_cold_takes(const struct cst_store *store) {
+    return is_ready(store->cold) && !cst_seg_is_off(store->cold->seg);
+}
+
 /* The engine took nothing now: is there an end to come that serves the space? */
 static bool may_wait(struct cst_space *space, int condition) {
     struct cst_cold *c = space->store->cold;
@@ -440,13 +452,15 @@ static bool may_wait(struct cst_space *space, int condition) {
 bool cst_cold_spill(struct cst_block *b) {
     int condition = 0;
 
-    if (!is_ready(b->space->store->cold) || cst_block_is_cold(b))
+    if (b->spill)
+        return true;
+    if (!cst_cold_takes(b->space->store) || cst_block_is_cold(b) || is_given_up(b))
         return false;
-    return b->spill || spill_path(b, &condition) || may_wait(b->space, condition);
+    return spill_path(b, &condition) || may_wait(b->space, condition);
 }
 
 bool cst_cold_wants_frame(struct cst_block *b) {
-    if (!is_ready(b->space->store->cold))
+    if (!cst_cold_takes(b->space->store))
         return false;
     for (; b && !b->root && !b->spill && !cst_block_is_cold(b); b = b->parent) {
         if (!may_spill(b))
@@ -461,7 +475,7 @@ int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
     struct cst_block *parent = b->parent;
     int r = 0;
 
-    if (!is_ready(b->space->store->cold) || !may_spill(b) || cst_block_is_cold(b) || b->spill)
+    if (!cst_cold_takes(b->space->store) || !may_spill(b) || cst_block_is_cold(b) || b->spill)
         return CST_ROOM_FULL;
     if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
         (!spill_path(parent, &r) || !parent->spill))
@@ -489,7 +503,7 @@ static bool spill_victims(struct cst_space *space) {
         struct cst_block *b = cst_container_of(e, struct cst_block, evict);
 
         e = ops->victim(&space->evict, e); /* first: settling may move b in its list */
-        if (!cst_block_is_cold(b) && !b->spill)
+        if (!cst_block_is_cold(b) && !b->spill && !is_given_up(b))
             (void)spill_path(b, &condition);
     }
     return goes_on(condition);
@@ -523,8 +537,8 @@ void cst_cold_slice(struct cst_store *store) {
     if (!c->drain_over)
         side = cst_side_disk_slice(store);
     c->drain_over |= store->draining && (side == CST_SEG_E_OFF || side == CST_SEG_E_FULL);
-    if (store->draining ? c->drain_over : !pressed)
-        return;
+    if (store->draining ? c->drain_over : !pressed || !cst_list_is_empty(&c->waiting))
+        return; /* who waits comes first */
     cst_list_for_each_safe (it, tmp, &store->spaces) {
         struct cst_space *space = cst_list_entry(it, struct cst_space, link);
 
@@ -605,6 +619,7 @@ void cst_cold_gone(void *arg, void *owner, enum cst_seg_gone why) {
     if (b->dead || !cst_block_is_cold(b))
         return;
     clear(b);
+    b->written &= why == CST_SEG_GONE_EVICTED; /* else it deserves another write */
     if (cst_block_in_memory(b))
         cst_block_settle(b, CST_EVICT_WARM);
     else

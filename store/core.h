@@ -301,6 +301,8 @@ void cst_cold_keep_serve(struct cst_space *space);
 void cst_cold_drop(struct cst_block *b, bool destroy);
 /* Records of the space that wait for the next start are overwritten. */
 void cst_cold_drop_kept(struct cst_space *space);
+/* Is there a disk tier that takes blocks? */
+bool cst_cold_takes(const struct cst_store *store);
 /* Is the block on its way to disk, or can that begin now, or when another write of the space has
  * ended? */
 bool cst_cold_spill(struct cst_block *b);

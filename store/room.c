@@ -317,7 +317,7 @@ static bool drop_clean(struct cst_space *space) {
 /* With a disk, slabs are emptied before the index needs their memory: when it does, blocks that are
  * still on their way to disk are lost. */
 static bool is_short(const struct cst_store *store) {
-    return store->cold && !cst_room_has(store, headroom(store) / 2);
+    return cst_cold_takes(store) && !cst_room_has(store, headroom(store) / 2);
 }
 
 static bool empty_spare(struct cst_space *space) {
