@@ -105,40 +105,42 @@ void cst_head_spin_back(float *x, uint32_t dims, const struct cst_codec_ops *ops
     cst_head_signs(x, dims, 0);
 }
 
-/* Sums of squares, by four sums in turn so that no addition waits for the one before. */
-static double energy_of(const float *x, uint32_t n) {
-    double a = 0, b = 0, c = 0, d = 0;
-    uint32_t i = 0;
+/* Sums are taken by SUMS in turn, so that no addition waits for the one before. */
+enum { SUMS = 8 };
 
-    for (; i + 4 <= n; i += 4) {
-        a += (double)x[i] * (double)x[i];
-        b += (double)x[i + 1] * (double)x[i + 1];
-        c += (double)x[i + 2] * (double)x[i + 2];
-        d += (double)x[i + 3] * (double)x[i + 3];
+static double total(const double sum[SUMS]) {
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
+double cst_head_energy(const float *x, size_t n) {
+    double sum[SUMS] = { 0 };
+    size_t i = 0;
+
+    for (; i + SUMS <= n; i += SUMS) {
+        for (size_t k = 0; k < SUMS; k++)
+            sum[k] += (double)x[i + k] * (double)x[i + k];
     }
     for (; i < n; i++)
-        a += (double)x[i] * (double)x[i];
-    return (a + b) + (c + d);
+        sum[0] += (double)x[i] * (double)x[i];
+    return total(sum);
 }
 
 static double energy_of_codes(const uint8_t *codes, const struct cst_codebook *book, uint32_t n) {
-    double a = 0, b = 0, c = 0, d = 0;
+    double sum[SUMS] = { 0 };
     uint32_t i = 0;
 
-    for (; i + 4 <= n; i += 4) {
-        a += book->square[codes[i]];
-        b += book->square[codes[i + 1]];
-        c += book->square[codes[i + 2]];
-        d += book->square[codes[i + 3]];
+    for (; i + SUMS <= n; i += SUMS) {
+        for (uint32_t k = 0; k < SUMS; k++)
+            sum[k] += book->square[codes[i + k]];
     }
     for (; i < n; i++)
-        a += book->square[codes[i]];
-    return (a + b) + (c + d);
+        sum[0] += book->square[codes[i]];
+    return total(sum);
 }
 
 float cst_head_encode(uint8_t *codes, const float *x, uint32_t dims,
                       const struct cst_codebook *book, const struct cst_codec_ops *ops) {
-    double energy = energy_of(x, dims);
+    double energy = cst_head_energy(x, dims);
     float scale = energy > 0 ? (float)sqrt(dims / energy) : 0;
 
     ops->nearest(codes, x, scale, book->midpoint, book->bits, dims);

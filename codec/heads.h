@@ -45,6 +45,9 @@ void cst_head_signs(float *x, uint32_t dims, uint32_t first);
 void cst_head_spin(float *x, uint32_t dims, const struct cst_codec_ops *ops);
 void cst_head_spin_back(float *x, uint32_t dims, const struct cst_codec_ops *ops);
 
+/* Sum of squares. */
+double cst_head_energy(const float *x, size_t n);
+
 /* Codes of a transformed head, and the norm that its levels are to be multiplied by. */
 float cst_head_encode(uint8_t *codes, const float *x, uint32_t dims,
                       const struct cst_codebook *book, const struct cst_codec_ops *ops);
