@@ -58,11 +58,11 @@ static bool choose_exponent(int8_t *exponent, uint32_t largest) {
 }
 
 /* The magnitude of the largest value, as its bits. */
-static uint32_t largest_of(const float *row, const struct cst_coded_shape *shape,
+static uint32_t largest_of(const float *row, size_t stride, const struct cst_coded_shape *shape,
                            const struct cst_codec_ops *ops) {
     uint32_t largest = 0;
 
-    for (uint32_t t = 0; t < shape->coded; t++, row += shape->padded) {
+    for (uint32_t t = 0; t < shape->coded; t++, row += stride) {
         uint32_t most = ops->largest(row, shape->channels);
 
         largest = CST_MAX(largest, most);
@@ -70,26 +70,42 @@ static uint32_t largest_of(const float *row, const struct cst_coded_shape *shape
     return largest;
 }
 
-bool cst_coded_load(struct cst_coded_header *head, const uint8_t *seg,
-                    const struct cst_stage_segment *s, const struct cst_codec_work *w) {
-    struct cst_coded_shape shape = cst_coded_shape(s, 8);
-    struct cst_runs runs = cst_view_runs(s->view, s->tokens);
-    bool turn = head->flags & CST_CODED_UNROTATED;
-    float *row = w->plane;
-
-    if (!cst_runs_holes_are_zero(&runs, seg, s->length) || (turn && !can_turn(s, w)))
-        return false;
-    if (turn) {
+static void load_rows(float *row, size_t stride, bool turn, const uint8_t *seg,
+                      const struct cst_stage_segment *s, const struct cst_codec_work *w) {
+    if (turn)
         cst_rope_prepare(w->rope, s->rotated, s->position, s->tokens);
-        cst_store32(&head->rope, cst_rope_id(s->rotated));
-    }
-    for (uint32_t t = s->sinks; t < s->tokens; t++, row += shape.padded) {
+    for (uint32_t t = s->sinks; t < s->tokens; t++, row += stride) {
         cst_stage_load_row(row, seg, s->view, t, w->ops);
         if (turn)
             cst_rope_turn(w->rope, s->rotated, row, s->view->heads, s->view->dims, t, -1, w->ops);
     }
-    cst_outliers_take(w->plane, shape.padded, cst_outlier_excess(s->view), s, w);
-    return choose_exponent(&head->exponent, largest_of(w->plane, &shape, w->ops));
+}
+
+bool cst_coded_load_to(struct cst_coded_header *head, float *rows, size_t stride,
+                       const uint8_t *seg, const struct cst_stage_segment *s,
+                       const struct cst_codec_work *w) {
+    struct cst_coded_shape shape = cst_coded_shape(s, 8);
+    struct cst_runs runs = cst_view_runs(s->view, s->tokens);
+    bool turn = head->flags & CST_CODED_UNROTATED;
+
+    if (!cst_runs_holes_are_zero(&runs, seg, s->length) || (turn && !can_turn(s, w)))
+        return false;
+    if (turn)
+        cst_store32(&head->rope, cst_rope_id(s->rotated));
+    load_rows(rows, stride, turn, seg, s, w);
+    cst_outliers_take(rows, stride, cst_outlier_excess(s->view), s, w);
+    return choose_exponent(&head->exponent, largest_of(rows, stride, &shape, w->ops));
+}
+
+bool cst_coded_load(struct cst_coded_header *head, const uint8_t *seg,
+                    const struct cst_stage_segment *s, const struct cst_codec_work *w) {
+    return cst_coded_load_to(head, w->plane, cst_coded_shape(s, 8).padded, seg, s, w);
+}
+
+void cst_coded_load_again(float *rows, size_t stride, const uint8_t *seg,
+                          const struct cst_stage_segment *s, const struct cst_codec_work *w) {
+    load_rows(rows, stride, s->rotated != NULL, seg, s, w);
+    cst_outliers_stand_in(rows, stride, s, w);
 }
 
 bool cst_coded_open(struct cst_coded_header *head, uint8_t *seg, const struct cst_stage_segment *s,

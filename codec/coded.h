@@ -34,6 +34,12 @@ struct cst_coded_rows cst_coded_rows(const struct cst_stage_segment *s,
  * not finite or too large, or keys that can't be turned back. */
 bool cst_coded_load(struct cst_coded_header *head, const uint8_t *seg,
                     const struct cst_stage_segment *s, const struct cst_codec_work *w);
+/* The same to other rows; and those of a segment, keys turned back, that were loaded so before. */
+bool cst_coded_load_to(struct cst_coded_header *head, float *rows, size_t stride,
+                       const uint8_t *seg, const struct cst_stage_segment *s,
+                       const struct cst_codec_work *w);
+void cst_coded_load_again(float *rows, size_t stride, const uint8_t *seg,
+                          const struct cst_stage_segment *s, const struct cst_codec_work *w);
 
 /* Checks a stream's head, flags against those allowed, and prepares to store rows: sinks and holes
  * are in place then. */

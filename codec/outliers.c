@@ -166,17 +166,29 @@ void cst_outliers_find(struct cst_outliers *o, const struct cst_outlier_rows *r,
     stand_in(r, o);
 }
 
+static struct cst_outlier_rows rows_of(float *x, size_t stride, const struct cst_stage_segment *s,
+                                       const struct cst_codec_work *w) {
+    return (struct cst_outlier_rows){ .x = x,
+                                      .stride = stride,
+                                      .n = s->tokens - s->sinks,
+                                      .channels = cst_view_channels(s->view),
+                                      .sinks = s->sinks,
+                                      .mean = (void *)w->b,
+                                      .energy = w->energy };
+}
+
 void cst_outliers_take(float *x, size_t stride, float excess, const struct cst_stage_segment *s,
                        const struct cst_codec_work *w) {
-    const struct cst_outlier_rows rows = { .x = x,
-                                           .stride = stride,
-                                           .n = s->tokens - s->sinks,
-                                           .channels = cst_view_channels(s->view),
-                                           .sinks = s->sinks,
-                                           .mean = (void *)w->b,
-                                           .energy = w->energy };
+    const struct cst_outlier_rows rows = rows_of(x, stride, s, w);
 
     cst_outliers_find(&w->outliers[s->index], &rows, excess);
+}
+
+void cst_outliers_stand_in(float *x, size_t stride, const struct cst_stage_segment *s,
+                           const struct cst_codec_work *w) {
+    const struct cst_outlier_rows rows = rows_of(x, stride, s, w);
+
+    stand_in(&rows, &w->outliers[s->index]);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */

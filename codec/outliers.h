@@ -40,6 +40,9 @@ void cst_outliers_find(struct cst_outliers *out, const struct cst_outlier_rows *
 /* The same of all coded rows of a segment, to its list. Uses w->b. */
 void cst_outliers_take(float *rows, size_t stride, float excess, const struct cst_stage_segment *s,
                        const struct cst_codec_work *w);
+/* Writes over those in the list once more, in rows that were loaded anew. */
+void cst_outliers_stand_in(float *rows, size_t stride, const struct cst_stage_segment *s,
+                           const struct cst_codec_work *w);
 
 /* Bytes that they take behind a stream. */
 size_t cst_outliers_size(const struct cst_stage_segment *s, const struct cst_codec_work *w);

@@ -89,7 +89,7 @@ static const struct cst_tucker_factors *factors_of(struct cst_tucker *t, const s
 /* ---- decode ----------------------------------------------------------------------------------
  */
 
-/* The backbone of all tokens, added to the means that are there, or in place of what is there. */
+/* The backbone of all tokens, added to what is there, or in its place. */
 static bool decode_backbone(const struct cst_tucker *t, const struct parts *p,
                             const struct cst_tucker_factors *f, const uint8_t *src, float *rows,
                             bool add, const struct cst_codec_ops *ops) {
@@ -110,21 +110,21 @@ static bool decode_backbone(const struct cst_tucker *t, const struct parts *p,
     return true;
 }
 
-/* Means, then the backbone, of all tokens; *any: there is something of them. */
+/* Means plus the backbone, of all tokens. */
 static bool decode_rows(const struct cst_tucker *t, const struct parts *p,
                         const struct cst_coded_header *head, const struct cst_tucker_factors *f,
                         const uint8_t *src, const struct cst_coded_rows *rows,
                         const struct cst_codec_ops *ops) {
-    bool mean = head->flags & CST_CODED_MEAN;
+    bool mean = head->flags & CST_CODED_MEAN, fill = mean || !p->rank_t;
     float *row = rows->x;
 
     memset(rows->a, 0, p->shape.padded * sizeof(float));
     if (mean &&
         !ops->halves(rows->a, src + p->means, cst_coded_unit(head->exponent), p->shape.channels))
         return false;
-    for (uint32_t i = 0; i < p->shape.coded; i++, row += p->shape.padded)
+    for (uint32_t i = 0; fill && i < p->shape.coded; i++, row += p->shape.padded)
         memcpy(row, rows->a, p->shape.padded * sizeof(float));
-    return !p->rank_t || decode_backbone(t, p, f, src, rows->x, true, ops);
+    return !p->rank_t || decode_backbone(t, p, f, src, rows->x, fill, ops);
 }
 
 /* Coded token i on top of its backbone, to rows->a. Tokens go up from 0; norms are read for as many
@@ -211,10 +211,14 @@ static bool find_member(const struct cst_tucker *t, uint64_t offset, uint32_t *c
 
 static void put_codes(uint8_t *dst, const struct parts *p, const uint8_t *codes, unsigned bits,
                       uint8_t *row) {
+    bool whole = p->shape.padded == p->shape.channels;
+
     memset(row, 0, p->shape.padded);
-    for (uint32_t i = 0; i < p->shape.coded; i++) {
-        memcpy(row, codes + (size_t)i * p->shape.channels, p->shape.channels);
-        cst_coded_pack(dst + p->codes + i * p->shape.row_bytes, row, p->shape.padded, bits);
+    for (uint32_t i = 0; i < p->shape.coded; i++, codes += p->shape.channels) {
+        if (!whole)
+            memcpy(row, codes, p->shape.channels);
+        cst_coded_pack(dst + p->codes + i * p->shape.row_bytes, whole ? codes : row,
+                       p->shape.padded, bits);
     }
 }
 
