@@ -52,6 +52,9 @@ struct cst_tucker_cell {
     float missed;   /* by its codes: see cst_tucker_missed() */
     uint8_t *token; /* fp16, of the plan: [most][tokens] */
     uint8_t *dim;   /* fp16, of the plan: [dims][dims] */
+    uint8_t *core;  /* fp16, of the plan: part by part, [most][channels], over core_scale */
+    uint32_t most;
+    float core_scale;
 };
 
 /* A cell on the way into its streams. */
@@ -78,7 +81,7 @@ struct cst_tucker {
     uint32_t rank_max;                    /* that the scratch holds */
     struct cst_tucker_scratch scratch;    /* y and z also serve decoding */
     float *x, *token, *dim;               /* a cell; directions */
-    float *kept;                          /* of a cell by token directions */
+    float *kept, *core;                   /* of a cell by token directions; by both */
     /* The rest only while encoding */
     const struct cst_tucker_recipe *recipe;
     const uint8_t *block;
@@ -109,16 +112,18 @@ struct cst_tucker *cst_tucker_init(const struct cst_codec_work *w);
 void cst_tucker_plan(const uint8_t *block, uint32_t tokens, uint32_t first_position,
                      const struct cst_codec_work *w);
 
-/* One segment's values, less their means if the member says so, to x [tokens][channels], and the
- * means. With a recipe the member is judged, too: everything of it but its place in the block;
- * false if it can't be in a cell. */
-bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const uint8_t *seg,
-                     const struct cst_stage_segment *s, const struct cst_tucker_recipe *recipe,
-                     const struct cst_codec_work *w);
+/* A member's values once more, to x [tokens][channels], less their means if the member has them;
+ * and these. */
+void cst_tucker_load_again(const struct cst_tucker_member *m, float *x, float *mean,
+                           const uint8_t *seg, const struct cst_stage_segment *s,
+                           const struct cst_codec_work *w);
 
 /* Bytes of the stream of a member, of the first one of a cell with its factors. */
 uint64_t cst_tucker_stream_size(const struct cst_tucker *t, const struct cst_tucker_cell *cell,
                                 uint32_t member, const struct cst_point *choice);
+
+/* A power of two that brings the largest value to 2^13 to 2^14 when they are divided by it. */
+float cst_tucker_scale(const float *x, size_t n, const struct cst_codec_ops *ops);
 
 /* Quantizes a cell and fits factors to what that leaves: t->open[tensor], cell->missed. */
 bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_work *w);

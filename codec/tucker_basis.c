@@ -7,11 +7,13 @@
  * behind them takes up their errors. No state; any thread.
  */
 #include "codec/tucker_basis.h"
+#include "codec/heads.h"
 #include "codec/linalg.h"
 
 #include "base/macros.h"
 #include "base/random.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -33,24 +35,25 @@ void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns) {
 }
 
 void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
-                            const struct cst_tucker_shape *s, const float *x, bool weighted) {
+                            const struct cst_tucker_shape *s, const float *x) {
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
+        float weight = s->part[i].weight;
 
-        cst_gemm(false, true, rows, s->tokens, channels, weighted ? s->part[i].weight : 1, a,
-                 channels, x, channels, i ? 1 : 0, out, s->tokens);
+        cst_gemm(false, true, rows, s->tokens, channels, weight * weight, a, channels, x, channels,
+                 i ? 1 : 0, out, s->tokens);
         a += (size_t)rows * channels;
         x += (size_t)s->tokens * channels;
     }
 }
 
 void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
-                              const struct cst_tucker_shape *s, const float *x, bool weighted) {
+                              const struct cst_tucker_shape *s, const float *x) {
     for (uint32_t i = 0; i < s->n_parts; i++) {
         uint32_t channels = s->part[i].heads * s->dims;
 
-        cst_gemm(false, false, rows, channels, s->tokens, weighted ? s->part[i].weight : 1, token,
-                 s->tokens, x, channels, 0, out, channels);
+        cst_gemm(false, false, rows, channels, s->tokens, 1, token, s->tokens, x, channels, 0, out,
+                 channels);
         out += (size_t)rows * channels;
         x += (size_t)s->tokens * channels;
     }
@@ -178,71 +181,133 @@ static void fill_signs(float *x, size_t n) {
 static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_shape *s,
                          const struct cst_tucker_scratch *w) {
     fill_signs(w->z, (size_t)rows * s->heads * s->dims);
-    cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
-    cst_tucker_across_tokens(w->z, token, rows, s, w->y, true);
-    cst_tucker_onto_tokens(token, w->z, rows, s, w->y, true);
+    cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
+    cst_tucker_across_tokens(w->z, token, rows, s, w->y);
+    cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
     return cst_orthonormalize(s->tokens, rows, token, s->tokens, w->eigen);
 }
 
 /* The cell in the directions of the dimensions that a sketch is made of: the first quarter, the
- * rest has little to say about tokens; more of them where the tokens want more. */
+ * rest has little to say about tokens, or half of them where the spectrum is flat; more of them
+ * where the tokens want more. */
 static struct cst_tucker_shape strong_part(const struct cst_tucker_shape *s, uint32_t rank,
-                                           const float *dim, const float *x, float *y) {
+                                           const float *dim, const float *x, bool flat, float *y) {
     struct cst_tucker_shape strong = *s;
     uint32_t least = (rank + OVERSAMPLE + s->heads - 1) / s->heads;
 
-    strong.dims = CST_MIN(CST_MAX((s->dims + 3) / 4, least), s->dims);
+    strong.dims = CST_MIN(CST_MAX((s->dims + 3) / (flat ? 2 : 4), least), s->dims);
     cst_gemm(false, true, s->tokens * s->heads, strong.dims, s->dims, 1, x, s->dims, dim, s->dims,
              0, y, strong.dims);
     return strong;
 }
 
+/* core: the b->rank strongest orthogonal combinations of z's rows, part by part. */
+static int strongest(struct cst_tucker_basis *b, const struct cst_tucker_shape *s, const float *z,
+                     uint32_t rows, const struct cst_tucker_scratch *w) {
+    const float *part = z;
+    float *core = b->core;
+    int r;
+
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+        float weight = s->part[i].weight;
+
+        cst_gram_rows(rows, channels, weight * weight, part, channels, i ? 1 : 0, w->gram, rows);
+        part += (size_t)rows * channels;
+    }
+    r = cst_eigen(rows, w->gram, rows, w->values, w->eigen);
+    cst_tucker_flip(w->gram, rows, rows);
+    for (uint32_t i = 0; i < s->n_parts; i++) {
+        uint32_t channels = s->part[i].heads * s->dims;
+
+        cst_gemm(false, false, b->rank, channels, rows, 1, w->gram, rows, z, channels, 0, core,
+                 channels);
+        z += (size_t)rows * channels;
+        core += (size_t)b->rank * channels;
+    }
+    return r;
+}
+
+/* Squares of row i of the core, by the weights of its parts. */
+static double core_energy(const struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
+                          uint32_t i) {
+    const float *core = b->core;
+    double sum = 0;
+
+    for (uint32_t p = 0; p < s->n_parts; p++) {
+        uint32_t channels = s->part[p].heads * s->dims;
+        double weight = (double)s->part[p].weight * (double)s->part[p].weight;
+
+        sum += weight * cst_head_energy(core + (size_t)i * channels, channels);
+        core += (size_t)b->rank * channels;
+    }
+    return sum;
+}
+
+static void multiply(float *x, float factor, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] *= factor;
+}
+
+/* From the core's orthogonal rows and the cell's products with them, b->token, to the tensor of
+ * least error that has these rows: tokens of unit length, lengths in the core. */
+static void balance(struct cst_tucker_basis *b, const struct cst_tucker_shape *s) {
+    for (uint32_t i = 0; i < b->rank; i++) {
+        float *token = b->token + (size_t)i * s->tokens, *core = b->core;
+        double length = sqrt(cst_head_energy(token, s->tokens)), energy = core_energy(b, s, i);
+
+        multiply(token, length > 0 ? (float)(1 / length) : 0, s->tokens);
+        for (uint32_t p = 0; p < s->n_parts; p++) {
+            uint32_t channels = s->part[p].heads * s->dims;
+
+            multiply(core + (size_t)i * channels, energy > 0 ? (float)(length / energy) : 0,
+                     channels);
+            core += (size_t)b->rank * channels;
+        }
+    }
+}
+
 static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                            const float *x, const struct cst_tucker_scratch *w) {
-    struct cst_tucker_shape strong = strong_part(s, b->rank, b->dim, x, w->y);
+                            const float *x, bool flat, const struct cst_tucker_scratch *w) {
+    struct cst_tucker_shape strong = strong_part(s, b->rank, b->dim, x, flat, w->y);
     uint32_t rows = CST_MIN(b->rank + OVERSAMPLE, CST_MIN(s->tokens, strong.heads * strong.dims));
     float *wide = w->eigen + cst_eigen_work(rows); /* rows x tokens */
-    const float *z = w->z;
     int r;
 
     b->rank = CST_MIN(b->rank, rows);
     r = sketch_tokens(wide, rows, &strong, w);
     if (r)
         return r;
-    cst_tucker_across_tokens(w->z, wide, rows, &strong, w->y, true);
-    for (uint32_t i = 0; i < s->n_parts; i++) {
-        uint32_t channels = strong.part[i].heads * strong.dims;
-
-        cst_gram_rows(rows, channels, 1, z, channels, i ? 1 : 0, w->gram, rows);
-        z += (size_t)rows * channels;
-    }
-    r = cst_eigen(rows, w->gram, rows, w->values, w->eigen);
-    cst_tucker_flip(w->gram, rows, rows);
-    cst_gemm(false, false, b->rank, s->tokens, rows, 1, w->gram, rows, wide, s->tokens, 0, b->token,
-             s->tokens);
-    return r;
+    cst_tucker_across_tokens(w->z, wide, rows, s, x);
+    r = strongest(b, s, w->z, rows, w);
+    if (r)
+        return r;
+    cst_tucker_onto_tokens(b->token, b->core, b->rank, s, x);
+    balance(b, s);
+    return 0;
 }
 
 /* ---- energies --------------------------------------------------------------------------------
  */
 
-/* Squares of the core, summed over heads, then over both ranks. */
+/* Squares of the core, turned to the directions of the dimensions, summed over heads, then over
+ * both ranks. */
 static void add_energies(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                         const float *x, const struct cst_tucker_scratch *w) {
+                         float *turned) {
     uint32_t columns = s->dims + 1;
-    const float *core = w->y;
 
     memset(b->captured, 0, (size_t)(b->rank + 1) * columns * sizeof(double));
-    cst_tucker_across_tokens(w->z, b->token, b->rank, s, x, true);
-    cst_gemm(false, true, b->rank * s->heads, s->dims, s->dims, 1, w->z, s->dims, b->dim, s->dims,
-             0, w->y, s->dims);
+    cst_gemm(false, true, b->rank * s->heads, s->dims, s->dims, 1, b->core, s->dims, b->dim,
+             s->dims, 0, turned, s->dims);
     for (uint32_t p = 0; p < s->n_parts; p++) {
+        double weight = (double)s->part[p].weight * (double)s->part[p].weight;
+
         for (uint32_t i = 1; i <= b->rank; i++) {
             double *row = b->captured + (size_t)i * columns + 1;
 
-            for (uint32_t h = 0; h < s->part[p].heads; h++, core += s->dims) {
+            for (uint32_t h = 0; h < s->part[p].heads; h++, turned += s->dims) {
                 for (uint32_t j = 0; j < s->dims; j++)
-                    row[j] += (double)core[j] * (double)core[j];
+                    row[j] += weight * (double)turned[j] * (double)turned[j];
             }
         }
     }
@@ -257,20 +322,22 @@ static void add_energies(struct cst_tucker_basis *b, const struct cst_tucker_sha
 }
 
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                          const float *x, uint32_t sketch, bool half,
+                          const float *x, uint32_t sketch, bool flat,
                           const struct cst_tucker_scratch *w) {
     uint64_t rows = (uint64_t)s->tokens * s->heads;
-    int r = dim_basis(b, s, x, half && rows >= HALF_ROWS * (uint64_t)s->dims, w);
+    int r = dim_basis(b, s, x, flat && rows >= HALF_ROWS * (uint64_t)s->dims, w);
 
     if (r)
         return r;
     if (sketch)
-        r = tokens_by_sketch(b, s, x, w);
+        r = tokens_by_sketch(b, s, x, flat, w);
     else if (s->heads * s->dims < s->tokens)
         r = tokens_by_channels(b, s, x, w);
     else
         r = tokens_by_tokens(b, s, x, w);
+    if (!r && !sketch)
+        cst_tucker_across_tokens(b->core, b->token, b->rank, s, x);
     if (!r)
-        add_energies(b, s, x, w);
+        add_energies(b, s, w->y);
     return r;
 }

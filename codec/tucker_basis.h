@@ -38,6 +38,7 @@ struct cst_tucker_basis {
     double energy;    /* of the weighted cell; the caller's, as what is captured relates to it */
     float *dim;       /* [dims][dims]: row j is the j-th direction of the dimensions */
     float *token;     /* [rank][tokens]: row i is the i-th direction of the tokens */
+    float *core;      /* part by part, [rank][channels]: what the directions have of the cell */
     double *captured; /* [rank + 1][dims + 1]: energy in the first i and j directions */
 };
 
@@ -50,23 +51,23 @@ struct cst_tucker_scratch {
 /*
  * Fills the basis, whose arrays have room for `rank` rows of tokens, rank <= tokens and <= heads x
  * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
- * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed seed; the
- * caller makes another one of the ranks it takes), which may find fewer than `rank`; as energies
- * are relative to the whole cell's, what the sketch misses counts as not captured. half: the
- * dimensions of long cells from every second row. 0, or a condition of linalg.h.
+ * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed seed),
+ * with token directions that are only nearly orthogonal; it may find fewer than `rank`; as energies
+ * are relative to the whole cell's, what the sketch misses counts as not captured. flat: nearly all
+ * dimensions matter alike: those of long cells from every second row, more of them in the sketch.
+ * 0, or a condition of linalg.h.
  */
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
-                          const float *x, uint32_t sketch, bool half,
+                          const float *x, uint32_t sketch, bool flat,
                           const struct cst_tucker_scratch *w);
 
 /* Reverses the order of n rows. */
 void cst_tucker_flip(float *rows, uint32_t n, uint32_t columns);
 
-/* out (rows x tokens) = sum over parts of a's part (rows x its channels) times that of x,
- * transposed; parts of a lie one after the other, as those of x. Parts of x by their weights if
- * asked. */
+/* out (rows x tokens) = sum over parts, by their squared weights, of a's part (rows x its channels)
+ * times that of x, transposed; parts of a lie one after the other, as those of x. */
 void cst_tucker_onto_tokens(float *out, const float *a, uint32_t rows,
-                            const struct cst_tucker_shape *s, const float *x, bool weighted);
+                            const struct cst_tucker_shape *s, const float *x);
 /* out, part by part: token (rows x tokens) times the part of x. */
 void cst_tucker_across_tokens(float *out, const float *token, uint32_t rows,
-                              const struct cst_tucker_shape *s, const float *x, bool weighted);
+                              const struct cst_tucker_shape *s, const float *x);

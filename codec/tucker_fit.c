@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A cell between its plan and its streams. The residual that the plan's directions leave is
- * quantized first; then directions, core and means are fitted to what the codes leave of the cell,
- * by one step of subspace iteration. That takes up part of the quantizer's error, and it is what
- * keeps a block that is coded again and again from wandering: what was decoded is codes plus
- * a tensor of just these ranks, so the next round finds the same codes and then the same factors.
+ * quantized first; then means, core and token factors are fitted to what the codes leave of the
+ * cell. That takes up part of the quantizer's error, and it is what keeps a block that is coded
+ * again and again from wandering: what was decoded is codes plus a tensor of just these ranks, so
+ * the next round finds the same codes and then the same factors.
  * Without it every round's noise leans into the directions, and errors double within ten rounds.
  *
  * Factors are rounded one after the other, each fitted to the rounded ones before it. No state; any
@@ -22,10 +22,12 @@
 #include <string.h>
 
 enum {
+    SKETCH_SURE = 40, /* directions of a sketch that are good enough as they are */
     SAMPLE = 8,       /* one row of so many is looked at to see whether a cell was coded before */
-    SKETCH_SURE = 40, /* directions of a sketch that are good enough after one step */
     ROUNDS = 24,      /* of codes and factors, of a cell that was, at most */
 };
+/* Of the largest square in a Gram matrix, what squares are raised by. */
+static const double RIDGE = 0x1p-24;
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
 static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
 
@@ -45,55 +47,54 @@ static size_t part_size(const struct fit *f, uint32_t i) {
     return (size_t)f->shape.tokens * f->member[i].heads * f->shape.dims;
 }
 
-static void load_halves(float *x, const uint8_t *src, size_t n, const struct cst_codec_ops *ops) {
-    (void)ops->halves(x, src, 1, n);
+static void load_halves(float *x, const uint8_t *src, float scale, size_t n,
+                        const struct cst_codec_ops *ops) {
+    (void)ops->halves(x, src, scale, n);
 }
 
 /* Rounded to fp16 and back; what is stored. */
 static void round_halves(uint8_t *dst, float *x, size_t n, const struct cst_codec_ops *ops) {
-    for (size_t i = 0; i < n; i++)
-        (void)cst_coded_put(dst + 2 * i, x[i], 0);
-    load_halves(x, dst, n, ops);
+    ops->from_f32[CST_DTYPE_F16](dst, x, n);
+    load_halves(x, dst, 1, n, ops);
 }
 
-static bool load_cell(const struct fit *f) {
+static void load_cell(const struct fit *f) {
     const struct cst_descriptor *desc = f->w->desc;
     float *x = f->t->x, *mean = f->open->mean;
     uint32_t at = 0;
 
     for (uint32_t i = 0; i < f->cell->n; i++) {
-        struct cst_tucker_member m = f->member[i];
+        const struct cst_tucker_member *m = &f->member[i];
         struct cst_stage_segment s;
         struct cst_view view;
 
-        while (desc->segments[at].offset != m.offset)
+        while (desc->segments[at].offset != m->offset)
             at = (at + 1) % desc->n_segments;
         s = cst_stage_segment(&view, desc, &desc->segments[at], f->w->params->tokens,
                               f->w->params->first_position);
-        if (!cst_tucker_load(&m, x, mean, f->t->block + m.offset, &s, NULL, f->w))
-            return false;
+        cst_tucker_load_again(m, x, mean, f->t->block + m->offset, &s, f->w);
         x += part_size(f, i);
-        mean += (size_t)m.heads * f->shape.dims;
+        mean += (size_t)m->heads * f->shape.dims;
     }
-    return true;
 }
 
 /* ---- the residual ----------------------------------------------------------------------------
  */
 
-/* left = the cell less the token directions times scratch.z */
-static void take_backbone(const struct fit *f) {
+/* left = the backbone: the token directions times scratch.z */
+static void make_backbone(const struct fit *f) {
     struct cst_tucker *t = f->t;
     uint32_t dims = f->shape.dims;
     const float *z = t->scratch.z;
     float *left = f->left;
 
-    memcpy(left, t->x, cst_tucker_size(&f->shape) * sizeof(float));
+    if (!f->rank_t)
+        memset(left, 0, cst_tucker_size(&f->shape) * sizeof(float));
     for (uint32_t i = 0; f->rank_t && i < f->cell->n; i++) {
         uint32_t channels = f->member[i].heads * dims;
 
-        cst_gemm(true, false, f->shape.tokens, channels, f->rank_t, -1, t->token, f->shape.tokens,
-                 z, channels, 1, left, channels);
+        cst_gemm(true, false, f->shape.tokens, channels, f->rank_t, 1, t->token, f->shape.tokens, z,
+                 channels, 0, left, channels);
         z += (size_t)f->rank_t * channels;
         left += part_size(f, i);
     }
@@ -111,7 +112,8 @@ static void judge_row(struct fit *f, const float *left, const float *q, double w
     f->expected += weight * (double)energy;
 }
 
-/* Codes and norms of the residual; left = the cell less what they stand for. */
+/* Codes and norms of what the backbone in `left` leaves; left = the cell less what they stand for.
+ */
 static bool quantize(struct fit *f) {
     const struct cst_codec_ops *ops = f->w->ops;
     uint32_t dims = f->shape.dims;
@@ -132,7 +134,8 @@ static bool quantize(struct fit *f) {
         for (uint32_t row = 0; row < f->shape.tokens * f->member[i].heads; row++, norm += 2) {
             float length;
 
-            memcpy(q, left, dims * sizeof(float));
+            for (uint32_t d = 0; d < dims; d++)
+                q[d] = left[d] = x[d] - left[d];
             cst_head_transform(q, dims, ops);
             if (!cst_coded_put(norm, cst_head_encode(codes, q, dims, &book, ops), exponent))
                 return false;
@@ -188,8 +191,8 @@ static void fit_means(const struct fit *f) {
  */
 
 /* What the token directions keep of `from`: to t->kept. */
-static void keep(const struct fit *f, const float *from, bool weighted) {
-    cst_tucker_across_tokens(f->t->kept, f->t->token, f->rank_t, &f->shape, from, weighted);
+static void keep(const struct fit *f, const float *from) {
+    cst_tucker_across_tokens(f->t->kept, f->t->token, f->rank_t, &f->shape, from);
 }
 
 /* to = t->kept in the directions of the dimensions, a core */
@@ -228,14 +231,21 @@ static void keep_dims(const struct fit *f) {
 
 /* One step of orthogonal iteration of the directions of the dimensions, from t->kept. All of them
  * stay. */
-static bool fit_dims(const struct fit *f) {
+static bool move_dims(const struct fit *f) {
     struct cst_tucker *t = f->t;
     uint32_t dims = f->shape.dims;
     float *moved = t->scratch.z;
+    const float *kept = t->kept;
 
     if (f->rank_d == dims)
         return true;
-    cst_gram(f->rank_t * f->shape.heads, dims, 1, t->kept, dims, 0, t->scratch.gram, dims);
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        uint32_t rows = f->rank_t * f->member[i].heads;
+        float weight = f->member[i].weight;
+
+        cst_gram(rows, dims, weight * weight, kept, dims, i ? 1 : 0, t->scratch.gram, dims);
+        kept += (size_t)rows * dims;
+    }
     cst_symmetrize(dims, t->scratch.gram, dims);
     cst_gemm(false, false, f->rank_d, dims, dims, 1, t->dim, dims, t->scratch.gram, dims, 0, moved,
              dims);
@@ -243,103 +253,122 @@ static bool fit_dims(const struct fit *f) {
     return !cst_orthonormalize(dims, f->rank_d, t->dim, dims, t->scratch.eigen);
 }
 
-/* The same of the token directions, from t->kept of `from`. */
-static bool fit_tokens(const struct fit *f, const float *from) {
+/* The same of the token directions, from t->kept of the cell. */
+static bool move_tokens(const struct fit *f) {
     struct cst_tucker *t = f->t;
 
     keep_dims(f);
-    cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, &f->shape, from, true);
+    cst_tucker_onto_tokens(t->token, t->scratch.z, f->rank_t, &f->shape, t->x);
     return !cst_orthonormalize(f->shape.tokens, f->rank_t, t->token, f->shape.tokens,
                                t->scratch.eigen);
 }
 
+/* Token factors of least error with the backbone's other half, scratch.z, given. What is nearly
+ * nothing of it, or hardly a direction of its own, gets next to nothing. */
+static bool fit_tokens(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+    uint32_t rank = f->rank_t, tokens = f->shape.tokens;
+    double *gram = (void *)t->scratch.eigen, *token = gram + (size_t)rank * rank, most = 0;
+    const float *z = t->scratch.z;
+
+    for (uint32_t i = 0; i < f->cell->n; i++) {
+        uint32_t channels = f->member[i].heads * f->shape.dims;
+        float weight = f->member[i].weight;
+
+        cst_gram_rows(rank, channels, weight * weight, z, channels, i ? 1 : 0, t->scratch.gram,
+                      rank);
+        z += (size_t)rank * channels;
+    }
+    cst_tucker_onto_tokens(t->token, t->scratch.z, rank, &f->shape, f->left);
+    for (size_t i = 0; i < (size_t)rank * rank; i++)
+        gram[i] = (double)t->scratch.gram[i];
+    for (size_t i = 0; i < (size_t)rank * tokens; i++)
+        token[i] = (double)t->token[i];
+    for (uint32_t i = 0; i < rank; i++)
+        most = fmax(most, gram[(size_t)i * rank + i]);
+    for (uint32_t i = 0; i < rank; i++)
+        gram[(size_t)i * rank + i] += most > 0 ? most * RIDGE : 1;
+    if (cst_solve(rank, tokens, gram, rank, token, tokens))
+        return false;
+    for (size_t i = 0; i < (size_t)rank * tokens; i++)
+        t->token[i] = (float)token[i];
+    return true;
+}
+
 /* Stores directions of tokens by token. */
 static void put_tokens(const struct fit *f) {
-    uint32_t tokens = f->shape.tokens;
+    uint32_t tokens = f->shape.tokens, rank = f->rank_t;
+    uint16_t *half = (void *)f->t->scratch.eigen;
 
-    round_halves(f->open->token, f->t->token, (size_t)f->rank_t * tokens, f->w->ops);
+    round_halves((void *)half, f->t->token, (size_t)rank * tokens, f->w->ops);
     for (uint32_t i = 0; i < tokens; i++) {
-        for (uint32_t r = 0; r < f->rank_t; r++)
-            (void)cst_coded_put(f->open->token + 2 * ((size_t)i * f->rank_t + r),
-                                f->t->token[(size_t)r * tokens + i], 0);
+        for (uint32_t r = 0; r < rank; r++)
+            memcpy(f->open->token + 2 * ((size_t)i * rank + r), half + (size_t)r * tokens + i, 2);
     }
 }
 
-/* A power of two that brings the largest value to 2^13 to 2^14. */
-static float scale_of(const float *x, size_t n) {
-    float most = 0;
-    int exponent;
-
-    for (size_t i = 0; i < n; i++)
-        most = fmaxf(most, fabsf(x[i]));
-    (void)frexpf(most, &exponent);
-    exponent = CST_MAX(exponent - 14, CST_CODED_EXPONENT_MIN);
-    return most > 0 ? cst_coded_unit(exponent) : 1;
-}
-
-/* core: part by part, [rank_t][heads][rank_d]; stored [heads][rank_t][rank_d]. */
-static void put_core(const struct fit *f, const float *core) {
+/* core: part by part, [rank_t][heads][rank_d], becomes what is stored; that is
+ * [heads][rank_t][rank_d]. */
+static void put_core(const struct fit *f, float *core) {
     uint8_t *out = f->open->core;
 
     for (uint32_t i = 0; i < f->cell->n; i++) {
         uint32_t heads = f->member[i].heads;
         size_t n = (size_t)heads * f->rank_t * f->rank_d;
-        float scale = scale_of(core, n);
+        float scale = cst_tucker_scale(core, n, f->w->ops);
 
         f->open->scale[i] = scale;
         for (uint32_t h = 0; h < heads; h++) {
             for (uint32_t r = 0; r < f->rank_t; r++) {
-                const float *row = core + ((size_t)r * heads + h) * f->rank_d;
+                float *row = core + ((size_t)r * heads + h) * f->rank_d;
 
-                for (uint32_t j = 0; j < f->rank_d; j++, out += 2)
-                    (void)cst_coded_put(out, row[j] / scale, 0);
+                for (uint32_t j = 0; j < f->rank_d; j++)
+                    row[j] /= scale;
+                round_halves(out, row, f->rank_d, f->w->ops);
+                for (uint32_t j = 0; j < f->rank_d; j++)
+                    row[j] *= scale;
+                out += 2 * f->rank_d;
             }
         }
         core += n;
     }
 }
 
-/* scratch.z is what the token directions are multiplied by then; left is lost. */
+/* Of what the codes leave. scratch.z is what the token directions are multiplied by then. */
 static bool fit_factors(const struct fit *f) {
     struct cst_tucker *t = f->t;
 
-    keep(f, f->left, true);
-    if (!fit_dims(f))
+    keep(f, f->left);
+    if (!move_dims(f))
         return false;
     round_halves(f->open->dim, t->dim, (size_t)f->rank_d * f->shape.dims, f->w->ops);
-    if (!fit_tokens(f, f->left))
+    turn(f, t->core);
+    put_core(f, t->core);
+    turn_back(f, t->core);
+    if (!fit_tokens(f))
         return false;
     put_tokens(f);
-    keep(f, f->left, false);
-    turn(f, f->left);
-    put_core(f, f->left);
-    turn_back(f, f->left);
     return true;
 }
 
-/* Directions of just these ranks, as those of the plan are best together with the ones behind
- * them; scratch.z is what the token directions are multiplied by to give the backbone. */
+/* scratch.z is what the token directions are multiplied by to give the backbone. Where the plan's
+ * directions are best together with those of dimensions that weren't chosen, or are the last ones
+ * of a sketch, first one step of orthogonal iteration with the ranks chosen. */
 static bool fit_basis(const struct fit *f) {
-    const float *x = f->t->x;
-    int steps = f->t->recipe->sketch && f->rank_t > SKETCH_SURE ? 2 : 1;
-
     if (!f->rank_t)
         return true;
-    for (int i = 0; i < steps; i++) {
-        keep(f, x, true);
-        if (!fit_dims(f) || !fit_tokens(f, x))
+    if (f->rank_d < f->shape.dims || (f->t->recipe->sketch && f->rank_t > SKETCH_SURE)) {
+        if (!move_dims(f) || !move_tokens(f))
             return false;
+        keep(f, f->t->x);
     }
-    if (f->open->choice.bits) {
-        keep(f, x, false);
-        keep_dims(f);
-    }
+    keep_dims(f);
     return true;
 }
 
 static bool code_residual(struct fit *f) {
     if (f->open->choice.bits) {
-        take_backbone(f);
+        make_backbone(f);
         return quantize(f);
     }
     memcpy(f->left, f->t->x, cst_tucker_size(&f->shape) * sizeof(float));
@@ -369,8 +398,35 @@ static bool code_cell(struct fit *f) {
     return true;
 }
 
+float cst_tucker_scale(const float *x, size_t n, const struct cst_codec_ops *ops) {
+    float most = cst_f32_from_bits(ops->largest(x, n));
+    int exponent;
+
+    (void)frexpf(most, &exponent);
+    exponent = CST_MAX(exponent - 14, CST_CODED_EXPONENT_MIN);
+    return most > 0 ? cst_coded_unit(exponent) : 1;
+}
+
+/* The plan's directions, as many as were chosen. */
+static void load_basis(const struct fit *f) {
+    const struct cst_tucker_cell *cell = f->cell;
+    const uint8_t *core = cell->core;
+    struct cst_tucker *t = f->t;
+    float *kept = t->kept;
+
+    load_halves(t->token, cell->token, 1, (size_t)f->rank_t * t->tokens, f->w->ops);
+    load_halves(t->dim, cell->dim, 1, (size_t)f->rank_d * cell->dims, f->w->ops);
+    for (uint32_t i = 0; i < cell->n; i++) {
+        size_t channels = (size_t)f->member[i].heads * cell->dims;
+
+        load_halves(kept, core, cell->core_scale, f->rank_t * channels, f->w->ops);
+        core += 2 * cell->most * channels;
+        kept += f->rank_t * channels;
+    }
+}
+
 /* Everything but the choice. */
-static bool start(struct fit *f, struct cst_tucker *t, uint32_t cell,
+static void start(struct fit *f, struct cst_tucker *t, uint32_t cell,
                   const struct cst_point *choice, const struct cst_codec_work *w) {
     *f = (struct fit){
         .t = t, .w = w, .cell = &t->cell[cell], .rank_t = choice->rank_t, .rank_d = choice->rank_d
@@ -384,16 +440,17 @@ static bool start(struct fit *f, struct cst_tucker *t, uint32_t cell,
     f->shape =
         (struct cst_tucker_shape){ t->tokens, f->cell->dims, f->cell->heads, f->cell->n, t->part };
     f->left = t->scratch.y;
-    load_halves(t->token, f->cell->token, (size_t)f->rank_t * t->tokens, w->ops);
-    load_halves(t->dim, f->cell->dim, (size_t)f->rank_d * f->cell->dims, w->ops);
-    return load_cell(f);
+    load_basis(f);
+    load_cell(f);
 }
 
 bool cst_tucker_fit(struct cst_tucker *t, uint32_t cell, const struct cst_codec_work *w) {
     struct fit f;
 
-    if (!t->hull[cell].n || !start(&f, t, cell, cst_hull_at(&t->hull[cell], t->choice[cell]), w) ||
-        !code_cell(&f))
+    if (!t->hull[cell].n)
+        return false;
+    start(&f, t, cell, cst_hull_at(&t->hull[cell], t->choice[cell]), w);
+    if (!code_cell(&f))
         return false;
     f.open->cell = cell;
     t->cell[cell].missed = missed(&f);
@@ -404,5 +461,6 @@ float cst_tucker_missed(struct cst_tucker *t, uint32_t cell, const struct cst_po
                         const struct cst_codec_work *w) {
     struct fit f;
 
-    return start(&f, t, cell, choice, w) && code_cell(&f) ? missed(&f) : 1;
+    start(&f, t, cell, choice, w);
+    return code_cell(&f) ? missed(&f) : 1;
 }

@@ -9,6 +9,7 @@
  * without any deviation, keys that can't be turned back) is coded without loss, and so are its
  * bytes left out of the budget, on both sides.
  */
+#include "codec/carve.h"
 #include "codec/codec.h"
 #include "codec/coded.h"
 #include "codec/fixed_math.h"
@@ -70,21 +71,34 @@ struct sums {
     float *zero;
 };
 
-/* The means, and with `all` what the rows have around them and around 0. */
-static void sum_up(struct sums *s, uint8_t *b, const float *rows,
-                   const struct cst_coded_shape *shape, bool all, const struct cst_codec_ops *ops) {
-    size_t n = shape->channels;
+/* The means; the other sums are 0. */
+static void find_means(struct sums *s, uint8_t *b, const float *rows, uint32_t tokens, size_t n,
+                       const struct cst_codec_ops *ops) {
     double *d = (void *)b;
 
     *s = (struct sums){ d, d + n, d + 2 * n, (void *)(d + 3 * n) };
     memset(b, 0, n * (3 * sizeof(double) + sizeof(float)));
-    for (uint32_t t = 0; t < shape->coded; t++)
-        ops->add(s->mean, rows + (size_t)t * shape->padded, n);
+    for (uint32_t t = 0; t < tokens; t++)
+        ops->add(s->mean, rows + t * n, n);
     for (uint32_t c = 0; c < n; c++)
-        s->mean[c] /= shape->coded;
-    for (uint32_t t = 0; all && t < shape->coded; t++)
-        ops->moments(s->deviation, s->energy, s->mean, rows + (size_t)t * shape->padded, s->zero,
-                     n);
+        s->mean[c] /= tokens;
+}
+
+/* What the rows have around their means, given what they have around 0; value by value where the
+ * difference would be all rounding. */
+static double deviation_of(const struct sums *s, double energy, const float *rows, uint32_t tokens,
+                           size_t n, const struct cst_codec_ops *ops) {
+    double means = 0, sum = 0;
+
+    for (uint32_t c = 0; c < n; c++)
+        means += s->mean[c] * s->mean[c];
+    if (energy - tokens * means > 0x1p-20 * energy)
+        return energy - tokens * means;
+    for (uint32_t t = 0; t < tokens; t++)
+        ops->moments(s->deviation, s->energy, s->mean, rows + t * n, s->zero, n);
+    for (uint32_t c = 0; c < n; c++)
+        sum += s->deviation[c];
+    return sum;
 }
 
 /* Whether the bits that means save, log2(energy / deviation) / 2 a value, exceed their own. */
@@ -93,44 +107,58 @@ static bool means_pay(double energy, double deviation, uint32_t tokens) {
 }
 
 /* What the plan wants to know of a segment's rows. false: no deviation. */
-static bool judge(struct cst_tucker_member *m, const struct sums *sums, uint32_t channels,
-                  uint32_t tokens, const struct cst_tucker_recipe *recipe) {
-    double energy = 0;
+static bool judge(struct cst_tucker_member *m, const struct sums *sums, const float *rows,
+                  uint32_t channels, uint32_t tokens, const struct cst_tucker_recipe *recipe,
+                  const struct cst_codec_ops *ops) {
+    double energy = cst_head_energy(rows, (size_t)channels * tokens);
 
-    m->deviation = 0;
-    for (uint32_t c = 0; c < channels; c++) {
-        energy += sums->energy[c];
-        m->deviation += sums->deviation[c];
-    }
+    m->deviation = deviation_of(sums, energy, rows, tokens, channels, ops);
     m->mean = recipe->means && means_pay(energy, m->deviation, tokens);
     m->energy = m->mean ? m->deviation : energy;
     m->weight = recipe->level ? (float)(1 / sqrt(m->energy / tokens)) : 1;
     return m->deviation > 0;
 }
 
-bool cst_tucker_load(struct cst_tucker_member *m, float *x, float *mean, const uint8_t *seg,
-                     const struct cst_stage_segment *s, const struct cst_tucker_recipe *recipe,
-                     const struct cst_codec_work *w) {
-    struct cst_coded_header head = { .flags = s->rotated ? CST_CODED_UNROTATED : 0 };
-    struct cst_coded_shape shape = cst_coded_shape(s, 8);
-    const float *row = w->plane;
-    struct sums sums = { 0 };
+static void take_means(float *x, float *mean, const struct sums *sums, uint32_t tokens,
+                       uint32_t channels) {
+    for (uint32_t c = 0; c < channels; c++)
+        mean[c] = (float)sums->mean[c];
+    for (uint32_t t = 0; t < tokens; t++, x += channels) {
+        for (uint32_t c = 0; c < channels; c++)
+            x[c] -= mean[c];
+    }
+}
 
-    if (!shape.coded || !cst_coded_load(&head, seg, s, w) || head.exponent < EXPONENT_MIN ||
-        head.exponent > EXPONENT_MAX)
+static bool load(struct cst_tucker_member *m, float *x, float *mean, const uint8_t *seg,
+                 const struct cst_stage_segment *s, const struct cst_tucker_recipe *recipe,
+                 const struct cst_codec_work *w) {
+    struct cst_coded_header head = { .flags = s->rotated ? CST_CODED_UNROTATED : 0 };
+    uint32_t tokens = s->tokens - s->sinks, channels = cst_view_channels(s->view);
+    struct sums sums;
+
+    if (!tokens || !cst_coded_load_to(&head, x, channels, seg, s, w) ||
+        head.exponent < EXPONENT_MIN || head.exponent > EXPONENT_MAX)
         return false;
     m->exponent = head.exponent;
-    if (recipe || m->mean)
-        sum_up(&sums, w->b, row, &shape, recipe != NULL, w->ops);
-    if (recipe && !judge(m, &sums, shape.channels, shape.coded, recipe))
+    find_means(&sums, w->b, x, tokens, channels, w->ops);
+    if (!judge(m, &sums, x, channels, tokens, recipe, w->ops))
         return false;
-    for (uint32_t c = 0; c < shape.channels; c++)
-        mean[c] = m->mean ? (float)sums.mean[c] : 0;
-    for (uint32_t t = 0; t < shape.coded; t++, row += shape.padded) {
-        for (uint32_t c = 0; c < shape.channels; c++)
-            *x++ = row[c] - mean[c];
-    }
+    if (m->mean)
+        take_means(x, mean, &sums, tokens, channels);
     return true;
+}
+
+void cst_tucker_load_again(const struct cst_tucker_member *m, float *x, float *mean,
+                           const uint8_t *seg, const struct cst_stage_segment *s,
+                           const struct cst_codec_work *w) {
+    uint32_t tokens = s->tokens - s->sinks, channels = cst_view_channels(s->view);
+    struct sums sums;
+
+    cst_coded_load_again(x, channels, seg, s, w);
+    if (!m->mean)
+        return;
+    find_means(&sums, w->b, x, tokens, channels, w->ops);
+    take_means(x, mean, &sums, tokens, channels);
 }
 
 /* ---- candidates ------------------------------------------------------------------------------
@@ -231,18 +259,27 @@ static uint32_t most_directions(const struct planner *p) {
     return (uint32_t)most;
 }
 
-/* Keeps the directions, which all candidates share, as halves. */
-static void keep_basis(const struct planner *p) {
-    struct cst_tucker_cell *cell = p->cell;
-    size_t tokens = (size_t)p->basis.rank * p->t->tokens, dims = (size_t)cell->dims * cell->dims;
+static uint8_t *keep_halves(const struct planner *p, const float *x, size_t n) {
+    uint8_t *halves = p->t->pool;
 
-    cell->token = p->t->pool;
-    cell->dim = cell->token + cst_align_up(2 * tokens, 64);
-    p->t->pool = cell->dim + cst_align_up(2 * dims, 64);
-    for (size_t i = 0; i < tokens; i++)
-        (void)cst_coded_put(cell->token + 2 * i, p->basis.token[i], 0);
-    for (size_t i = 0; i < dims; i++)
-        (void)cst_coded_put(cell->dim + 2 * i, p->basis.dim[i], 0);
+    p->w->ops->from_f32[CST_DTYPE_F16](halves, x, n);
+    p->t->pool += cst_align_up(2 * n, CST_CARVE_ALIGN);
+    return halves;
+}
+
+/* Keeps the directions, which all candidates share. */
+static void keep_basis(const struct planner *p) {
+    const struct cst_tucker_basis *b = &p->basis;
+    struct cst_tucker_cell *cell = p->cell;
+    size_t n = (size_t)b->rank * cell->heads * cell->dims;
+
+    cell->most = b->rank;
+    cell->core_scale = cst_tucker_scale(b->core, n, p->w->ops);
+    for (size_t i = 0; i < n; i++)
+        b->core[i] /= cell->core_scale;
+    cell->token = keep_halves(p, b->token, (size_t)b->rank * p->t->tokens);
+    cell->dim = keep_halves(p, b->dim, (size_t)cell->dims * cell->dims);
+    cell->core = keep_halves(p, b->core, n);
 }
 
 static void close_cell(struct planner *p) {
@@ -255,9 +292,11 @@ static void close_cell(struct planner *p) {
     shape.dims = p->cell->dims;
     shape.n_parts = p->cell->n;
     shape.heads = p->cell->heads;
-    p->basis = (struct cst_tucker_basis){
-        .rank = most_directions(p), .dim = t->dim, .token = t->token, .captured = t->captured
-    };
+    p->basis = (struct cst_tucker_basis){ .rank = most_directions(p),
+                                          .dim = t->dim,
+                                          .token = t->token,
+                                          .core = t->kept,
+                                          .captured = t->captured };
     p->most = 0;
     for (uint32_t i = 0; i < shape.n_parts; i++) {
         const struct cst_tucker_member *m = &t->member[p->cell->first + i];
@@ -333,8 +372,7 @@ static void add_segment(struct planner *p, const struct cst_segment *seg,
     if (!s.view || cst_is_zero(src, seg->length))
         return;
     leave_cell(p, &s);
-    if (!cst_tucker_load(&m, t->x + (size_t)p->n_channels * t->tokens, t->scratch.y, src, &s,
-                         t->recipe, p->w))
+    if (!load(&m, t->x + (size_t)p->n_channels * t->tokens, t->scratch.y, src, &s, t->recipe, p->w))
         return;
     m.heads = view.heads;
     m.sink_bytes = cst_coded_shape(&s, 8).sink_bytes;

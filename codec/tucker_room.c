@@ -24,12 +24,15 @@ static uint32_t rank_max(uint32_t tokens) {
     return CST_MIN(tokens, CST_MAX(CST_TUCKER_RANK_MIN, tokens / CST_TUCKER_RANK_SHARE));
 }
 
-/* Bytes of the factors of a cell whose first segment this is: they fit into it. */
+/* Bytes of the factors of a cell whose first segment this is, which they fit into, and of what the
+ * core has of a segment. */
 static uint64_t pool_of(const struct cst_view *v, uint64_t length) {
     uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * rank_max(v->tokens), length);
+    uint64_t core = 2 * (uint64_t)cst_view_channels(v) * rank_max(v->tokens);
 
     return cst_align_up(token, CST_CARVE_ALIGN) +
-           cst_align_up(2 * (uint64_t)v->dims * v->dims, CST_CARVE_ALIGN);
+           cst_align_up(2 * (uint64_t)v->dims * v->dims, CST_CARVE_ALIGN) +
+           cst_align_up(core, CST_CARVE_ALIGN);
 }
 
 static struct extent extent_of(const struct cst_descriptor *desc) {
@@ -64,6 +67,7 @@ static void take_scratch(struct cst_tucker *t, struct cst_carve *c, const struct
 
     eigen = CST_MAX(eigen, cst_eigen_work((uint32_t)side));
     eigen = CST_MAX(eigen, cst_orthonormalize_work((uint32_t)side));
+    eigen = CST_MAX(eigen, 2 * rank * (rank + e->tokens)); /* doubles: token factors */
     t->rank_max = (uint32_t)rank;
     t->scratch.gram = cst_carve_floats(c, side * side);
     t->scratch.values = cst_carve_floats(c, side);
@@ -72,6 +76,7 @@ static void take_scratch(struct cst_tucker *t, struct cst_carve *c, const struct
     t->scratch.z = cst_carve_floats(c, cell);
     t->x = cst_carve_floats(c, cell);
     t->kept = cst_carve_floats(c, rank * e->channels);
+    t->core = cst_carve_floats(c, rank * e->channels);
     t->token = cst_carve_floats(c, (uint64_t)t->rank_max * e->tokens);
     t->dim = cst_carve_floats(c, (uint64_t)e->dims * e->dims);
 }
