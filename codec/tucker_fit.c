@@ -23,13 +23,14 @@
 
 enum {
     SKETCH_SURE = 40, /* directions of a sketch that are good enough as they are */
+    EXACT_STEPS = 4,  /* that make them as good as exact ones */
     SAMPLE = 8,       /* one row of so many is looked at to see whether a cell was coded before */
     ROUNDS = 24,      /* of codes and factors, of a cell that was, at most */
 };
 /* Of the largest square in a Gram matrix, what squares are raised by. */
 static const double RIDGE = 0x1p-24;
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
-static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
+static const float PERHAPS = 0.9f, MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
 
 struct fit {
     struct cst_tucker *t;
@@ -353,11 +354,13 @@ static bool fit_factors(const struct fit *f) {
 
 /* scratch.z is what the token directions are multiplied by to give the backbone. Where the plan's
  * directions are best together with those of dimensions that weren't chosen, or are the last ones
- * of a sketch, first one step of orthogonal iteration with the ranks chosen. */
-static bool fit_basis(const struct fit *f) {
+ * of a sketch, at least one step of orthogonal iteration with the ranks chosen first. */
+static bool fit_basis(const struct fit *f, int steps) {
     if (!f->rank_t)
         return true;
-    if (f->rank_d < f->shape.dims || (f->t->recipe->sketch && f->rank_t > SKETCH_SURE)) {
+    if (f->rank_d < f->shape.dims || (f->t->recipe->sketch && f->rank_t > SKETCH_SURE))
+        steps = CST_MAX(steps, 1);
+    for (int i = 0; i < steps; i++) {
         if (!move_dims(f) || !move_tokens(f))
             return false;
         keep(f, f->t->x);
@@ -373,38 +376,6 @@ static bool code_residual(struct fit *f) {
     }
     memcpy(f->left, f->t->x, cst_tucker_size(&f->shape) * sizeof(float));
     return true;
-}
-
-/* Codes, and then what is fitted to the rest. More than one round where the first one finds what
- * may be codes: each brings the factors nearer to those that were on top of them. */
-static bool code_cell(struct fit *f) {
-    float now = 1, was;
-
-    if (!fit_basis(f))
-        return false;
-    for (int i = 0; i < ROUNDS; i++) {
-        if (!code_residual(f))
-            return false;
-        fit_means(f);
-        if (f->rank_t && !fit_factors(f))
-            return false;
-        was = now;
-        now = missed(f);
-        if (f->t->again ? now > HARD_WORTH * was : now > MAYBE || now > WORTH * was)
-            break;
-        if (now < NOTHING)
-            break;
-    }
-    return true;
-}
-
-float cst_tucker_scale(const float *x, size_t n, const struct cst_codec_ops *ops) {
-    float most = cst_f32_from_bits(ops->largest(x, n));
-    int exponent;
-
-    (void)frexpf(most, &exponent);
-    exponent = CST_MAX(exponent - 14, CST_CODED_EXPONENT_MIN);
-    return most > 0 ? cst_coded_unit(exponent) : 1;
 }
 
 /* The plan's directions, as many as were chosen. */
@@ -423,6 +394,46 @@ static void load_basis(const struct fit *f) {
         core += 2 * cell->most * channels;
         kept += f->rank_t * channels;
     }
+}
+
+/* Codes, and then what is fitted to the rest. More than one round where the first one finds what
+ * may be codes: each brings the factors nearer to those that were on top of them. A sketch's
+ * directions are too far from them where a spectrum is flat: exact ones take its place then. */
+static bool code_cell(struct fit *f) {
+    float now = 1, was;
+
+    if (!fit_basis(f, 0))
+        return false;
+    for (int i = 0; i < ROUNDS; i++) {
+        if (!code_residual(f))
+            return false;
+        fit_means(f);
+        if (f->rank_t && !fit_factors(f))
+            return false;
+        was = now;
+        now = missed(f);
+        if (i == 0 && f->t->recipe->sketch && now > MAYBE && now < PERHAPS) {
+            load_basis(f);
+            if (!fit_basis(f, EXACT_STEPS))
+                return false;
+            now = 1;
+            continue;
+        }
+        if (f->t->again ? now > HARD_WORTH * was : now > MAYBE || now > WORTH * was)
+            break;
+        if (now < NOTHING)
+            break;
+    }
+    return true;
+}
+
+float cst_tucker_scale(const float *x, size_t n, const struct cst_codec_ops *ops) {
+    float most = cst_f32_from_bits(ops->largest(x, n));
+    int exponent;
+
+    (void)frexpf(most, &exponent);
+    exponent = CST_MAX(exponent - 14, CST_CODED_EXPONENT_MIN);
+    return most > 0 ? cst_coded_unit(exponent) : 1;
 }
 
 /* Everything but the choice. */
