@@ -24,9 +24,10 @@ int cst_grow(void *array, size_t *cap, size_t need, size_t size);
 void *cst_free(void *p);
 
 /*
- * n bytes of zeroed pages of their own for transfers from and to devices, page-aligned, not in core
- * dumps; in huge pages where those are to be had: a transfer is then one piece for the device
- * instead of one for each 4 KiB. cst_unmap() takes the same n; NULL ok, returns NULL.
+ * n bytes of zeroed pages of their own for transfers from and to devices, not in core dumps,
+ * aligned to a page, from 2 MiB on to 2 MiB; in huge pages where those are to be had: a transfer is
+ * then one piece for the device instead of one for each 4 KiB. cst_unmap() takes the same n; NULL
+ * ok, returns NULL.
  */
 void *cst_map(size_t n);
 void *cst_unmap(void *p, size_t n);

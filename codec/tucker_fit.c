@@ -30,7 +30,8 @@ enum {
 /* Of the largest square in a Gram matrix, what squares are raised by. */
 static const double RIDGE = 0x1p-24;
 /* Rounds end where one leaves more than this of what the one before missed, or so little. */
-static const float PERHAPS = 0.9f, MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
+static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
+static const float PERHAPS = 0.9f; /* no new block's codes miss so little */
 
 struct fit {
     struct cst_tucker *t;
@@ -352,12 +353,24 @@ static bool fit_factors(const struct fit *f) {
     return true;
 }
 
+/* Where cores weren't kept. A sketch's token directions aren't orthonormal. */
+static bool find_core(const struct fit *f) {
+    struct cst_tucker *t = f->t;
+
+    if (cst_orthonormalize(t->tokens, f->rank_t, t->token, t->tokens, t->scratch.eigen))
+        return false;
+    keep(f, t->x);
+    return true;
+}
+
 /* scratch.z is what the token directions are multiplied by to give the backbone. Where the plan's
  * directions are best together with those of dimensions that weren't chosen, or are the last ones
  * of a sketch, at least one step of orthogonal iteration with the ranks chosen first. */
 static bool fit_basis(const struct fit *f, int steps) {
     if (!f->rank_t)
         return true;
+    if (!f->cell->core && !find_core(f))
+        return false;
     if (f->rank_d < f->shape.dims || (f->t->recipe->sketch && f->rank_t > SKETCH_SURE))
         steps = CST_MAX(steps, 1);
     for (int i = 0; i < steps; i++) {
@@ -387,7 +400,7 @@ static void load_basis(const struct fit *f) {
 
     load_halves(t->token, cell->token, 1, (size_t)f->rank_t * t->tokens, f->w->ops);
     load_halves(t->dim, cell->dim, 1, (size_t)f->rank_d * cell->dims, f->w->ops);
-    for (uint32_t i = 0; i < cell->n; i++) {
+    for (uint32_t i = 0; core && i < cell->n; i++) {
         size_t channels = (size_t)f->member[i].heads * cell->dims;
 
         load_halves(kept, core, cell->core_scale, f->rank_t * channels, f->w->ops);
@@ -412,7 +425,7 @@ static bool code_cell(struct fit *f) {
             return false;
         was = now;
         now = missed(f);
-        if (i == 0 && f->t->recipe->sketch && now > MAYBE && now < PERHAPS) {
+        if (i == 0 && f->rank_t && f->t->recipe->sketch && now > MAYBE && now < PERHAPS) {
             load_basis(f);
             if (!fit_basis(f, EXACT_STEPS))
                 return false;

@@ -274,11 +274,13 @@ static void keep_basis(const struct planner *p) {
     size_t n = (size_t)b->rank * cell->heads * cell->dims;
 
     cell->most = b->rank;
+    cell->token = keep_halves(p, b->token, (size_t)b->rank * p->t->tokens);
+    cell->dim = keep_halves(p, b->dim, (size_t)cell->dims * cell->dims);
+    if (!p->t->keeps_cores)
+        return;
     cell->core_scale = cst_tucker_scale(b->core, n, p->w->ops);
     for (size_t i = 0; i < n; i++)
         b->core[i] /= cell->core_scale;
-    cell->token = keep_halves(p, b->token, (size_t)b->rank * p->t->tokens);
-    cell->dim = keep_halves(p, b->dim, (size_t)cell->dims * cell->dims);
     cell->core = keep_halves(p, b->core, n);
 }
 

@@ -17,22 +17,28 @@ struct extent {
     uint32_t tokens, segments, dims; /* the largest head */
     uint64_t channels, heads;        /* of a cell */
     uint64_t pool;                   /* bytes of the factors of all cells */
+    uint64_t cores;                  /* of their cores beside them; 0: too many to be kept */
 };
+
+/* Bytes of cores: of wide models at short blocks they would be half of the whole room. */
+enum { CORES_MAX = 4 << 20 };
 
 /* docs/codec-format.md section 4.7 */
 static uint32_t rank_max(uint32_t tokens) {
     return CST_MIN(tokens, CST_MAX(CST_TUCKER_RANK_MIN, tokens / CST_TUCKER_RANK_SHARE));
 }
 
-/* Bytes of the factors of a cell whose first segment this is, which they fit into, and of what the
- * core has of a segment. */
+/* Bytes of the factors of a cell whose first segment this is, which they fit into. */
 static uint64_t pool_of(const struct cst_view *v, uint64_t length) {
     uint64_t token = CST_MIN(2 * (uint64_t)v->tokens * rank_max(v->tokens), length);
-    uint64_t core = 2 * (uint64_t)cst_view_channels(v) * rank_max(v->tokens);
 
     return cst_align_up(token, CST_CARVE_ALIGN) +
-           cst_align_up(2 * (uint64_t)v->dims * v->dims, CST_CARVE_ALIGN) +
-           cst_align_up(core, CST_CARVE_ALIGN);
+           cst_align_up(2 * (uint64_t)v->dims * v->dims, CST_CARVE_ALIGN);
+}
+
+/* Of what the core has of a segment. */
+static uint64_t core_of(const struct cst_view *v) {
+    return cst_align_up(2 * (uint64_t)cst_view_channels(v) * rank_max(v->tokens), CST_CARVE_ALIGN);
 }
 
 static struct extent extent_of(const struct cst_descriptor *desc) {
@@ -51,7 +57,9 @@ static struct extent extent_of(const struct cst_descriptor *desc) {
         widest = CST_MAX(widest, cst_view_channels(&v));
         e.dims = CST_MAX(e.dims, v.dims);
         e.pool += pool_of(&v, seg->length);
+        e.cores += core_of(&v);
     }
+    e.cores = e.cores <= CORES_MAX ? e.cores : 0;
     e.channels =
         CST_MIN(CST_MAX(channels[0], channels[1]), CST_MAX(widest, CST_TUCKER_CELL_MAX / e.tokens));
     e.channels = CST_MAX(e.channels, widest);
@@ -114,7 +122,7 @@ size_t cst_tucker_work_size(const struct cst_descriptor *desc) {
     struct cst_tucker t;
 
     lay_out(&t, &c, &e);
-    return c.at + e.pool;
+    return c.at + e.pool + e.cores;
 }
 
 struct cst_tucker *cst_tucker_init(const struct cst_codec_work *w) {
@@ -125,5 +133,6 @@ struct cst_tucker *cst_tucker_init(const struct cst_codec_work *w) {
     memset(t, 0, sizeof(*t));
     lay_out(t, &c, &e);
     t->pool = c.base + c.at;
+    t->keeps_cores = e.cores;
     return t;
 }

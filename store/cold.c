@@ -15,8 +15,8 @@
  *      that it feeds has ended. Reads begin in the order of their fetches.
  *   5. A disk that fails loses blocks (misses), never a request: what can't be read is removed.
  *   6. What waits because the engine is busy is served when it has room again: c->waiting.
- * Loop thread only. Writes are background work: where the engine has no place, no budget or no room
- * for one, the block is evicted as without a disk.
+ * Loop thread only. Writes are background work: where the engine has no budget or no room for one,
+ * the block is evicted as without a disk; where it is only busy, the space waits.
  */
 #include "store/cold.h"
 
@@ -460,7 +460,7 @@ bool cst_cold_spill(struct cst_block *b) {
 }
 
 bool cst_cold_wants_frame(struct cst_block *b) {
-    if (!cst_cold_takes(b->space->store))
+    if (!cst_cold_takes(b->space->store) || is_given_up(b))
         return false;
     for (; b && !b->root && !b->spill && !cst_block_is_cold(b); b = b->parent) {
         if (!may_spill(b))
@@ -475,7 +475,8 @@ int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
     struct cst_block *parent = b->parent;
     int r = 0;
 
-    if (!cst_cold_takes(b->space->store) || !may_spill(b) || cst_block_is_cold(b) || b->spill)
+    if (!cst_cold_takes(b->space->store) || !may_spill(b) || cst_block_is_cold(b) || b->spill ||
+        is_given_up(b))
         return CST_ROOM_FULL;
     if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
         (!spill_path(parent, &r) || !parent->spill))

@@ -316,7 +316,7 @@ struct cst_frame {
     struct cst_side_data *side; /* that it needs; NULL: none */
 };
 /* 0: it is on its way to disk, and data taken; CST_ROOM_WAIT: after another write of the space has
- * ended; CST_ROOM_FULL: no. */
+ * ended, or when the engine has room (cst_cold_serve()); CST_ROOM_FULL: no. */
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame);
 /* Would it go to disk if it, or one above it, were packed? */
 bool cst_cold_wants_frame(struct cst_block *b);

@@ -24,6 +24,10 @@
 #include <string.h>
 
 enum { MATCH_NEIGHBOURS = 8 };
+_Static_assert(sizeof(struct cst_block) +
+                       CST_BLOCK_TOKENS_MAX * (sizeof(uint32_t) + sizeof(uint16_t)) <=
+                   CST_POOL_MAX,
+               "every node fits the pool");
 
 size_t cst_block_bytes(uint32_t n_tokens) {
     return cst_pool_bytes(sizeof(struct cst_block) +

@@ -3,12 +3,13 @@
  * Where room comes from: slots for copies, bytes for the index.
  *
  * A hot slot is, in this order: a free one; one of a new slab, if memory allows or an empty slab
- * elsewhere can be given back for it; that of a hot copy whose block is packed too; that of the
- * policy's victim among this space's idle leaves, unless another space has a slab that was not used
- * for longer: then that one is emptied. When the best victim has no hot copy, the put waits until
- * one of the others is packed in its place. Packed slots likewise, but hot slabs that hold nothing
- * else than packed blocks go before any block does, and slabs of other size classes are emptied,
- * too, so that a class which is no longer used does not keep its memory.
+ * elsewhere can be given back for it; that of a hot copy whose block is packed too (with a disk,
+ * and memory for the index about to end, only after slabs that hold nothing else were emptied);
+ * that of the policy's victim among this space's idle leaves, unless another space has a slab that
+ * was not used for longer: then that one is emptied. When the best victim has no hot copy, the put
+ * waits until one of the others is packed in its place. Packed slots likewise, but hot slabs that
+ * hold nothing else than packed blocks go before any block does, and slabs of other size classes
+ * are emptied, too, so that a class which is no longer used does not keep its memory.
  *
  * Invariants
  *   1. slabs (made and being made) + index + heap of large encodes + side data + workspaces of jobs

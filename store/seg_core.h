@@ -227,6 +227,9 @@ static inline bool cst_seg_is_shortage(int r) {
 /* Something failed. An error of the device counts, and turns the tier off when it was one too many;
  * a full file system is said once. */
 void cst_seg_error(struct cst_seg *seg, int r);
+/* The same of a write into a segment, which costs the segment: its room was allocated, so a full
+ * file system counts, too. */
+void cst_seg_write_error(struct cst_seg *seg, int r);
 /* Something has ended that stores may have been waiting for: tells the user, if any were. */
 void cst_seg_room(struct cst_seg *seg);
 

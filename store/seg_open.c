@@ -70,13 +70,9 @@ static void note_full(struct cst_seg *seg) {
     seg->noted_full = true;
 }
 
-void cst_seg_error(struct cst_seg *seg, int r) {
+static void count_error(struct cst_seg *seg) {
     uint32_t most = seg->options.errors_max ? seg->options.errors_max : 16;
 
-    if (r == CST_AIO_E_FULL || r == -ENOSPC)
-        note_full(seg);
-    if (cst_seg_is_shortage(r))
-        return;
     seg->stats.errors++;
     if (cst_seg_now(seg) - seg->error_ns > ERRORS_S * CST_NS_PER_S)
         seg->n_errors = 0;
@@ -88,6 +84,23 @@ void cst_seg_error(struct cst_seg *seg, int r) {
                      "daemon",
                      (unsigned long long)seg->n_errors);
     }
+}
+
+static bool is_full(int r) {
+    return r == CST_AIO_E_FULL || r == -ENOSPC;
+}
+
+void cst_seg_error(struct cst_seg *seg, int r) {
+    if (is_full(r))
+        note_full(seg);
+    if (!cst_seg_is_shortage(r))
+        count_error(seg);
+}
+
+void cst_seg_write_error(struct cst_seg *seg, int r) {
+    cst_seg_error(seg, r);
+    if (is_full(r))
+        count_error(seg);
 }
 
 void cst_seg_room(struct cst_seg *seg) {

@@ -164,7 +164,7 @@ static void closing_end(struct closing *c, int status) {
 
     if (status) {
         s->retired = true; /* the next start reads it record by record */
-        cst_seg_error(s->seg, status);
+        cst_seg_write_error(s->seg, status);
     } else {
         s->seg->stats.overhead_bytes += cst_chunk_offset(c->index.n_chunks + 1);
     }
@@ -405,7 +405,7 @@ int cst_segment_begin(struct cst_seg_ns *ns) {
 
     if (cap && (ns->n_segments + 1) * seg->segment_bytes > CST_MAX(cap, 2 * seg->segment_bytes)) {
         (void)(!seg->evict && cst_seg_evict_start(seg, ns));
-        return CST_SEG_E_FULL;
+        return seg->evict ? CST_SEG_E_BUSY : CST_SEG_E_FULL;
     }
     if (!seg->n_free) {
         cst_seg_spare(seg);
@@ -434,7 +434,7 @@ void cst_segment_fail(struct cst_seg_write *from, int status) {
     struct cst_list *it;
 
     s->retired = true;
-    cst_seg_error(s->seg, status);
+    cst_seg_write_error(s->seg, status);
     if (s->state == CST_SEG_OPEN) {
         s->state = CST_SEG_CLOSING;
         s->ns->open = NULL;

@@ -394,6 +394,7 @@ static const struct shape_row {
     { "a layer of zeros", { CASE_ROWS, CST_DTYPE_BF16, 64, 3, 2, 64, 0 }, 64, ZERO_LAYER },
     { "channels of zeros", { CASE_ROWS, CST_DTYPE_BF16, 64, 3, 2, 64, 0 }, 64, ZERO_CHANNELS },
     { "a large channel", { CASE_ROWS, CST_DTYPE_F16, 64, 3, 2, 64, 0 }, 64, LARGE_CHANNEL },
+    { "130 layers", { CASE_ROWS, CST_DTYPE_BF16, 16, 130, 16, 64, 0 }, 16, MODEL },
     { "infinity", { CASE_ROWS, CST_DTYPE_F16, 64, 3, 2, 64, 0 }, 64, NOT_FINITE },
 };
 
@@ -453,8 +454,28 @@ static void shapes_come_back(void **state) {
     }
 }
 
+/* The store passes over presets that need more than 64 MiB. */
+static void large_models_are_not_passed_over(void **state) {
+    static const struct case_shape models[] = {
+        { CASE_ROWS, CST_DTYPE_BF16, 64, 80, 8, 128, 0 },
+        { CASE_ROWS, CST_DTYPE_BF16, 64, 126, 8, 128, 0 },
+        { CASE_ROWS, CST_DTYPE_BF16, 1024, 28, 4, 128, 0 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < CST_COUNT(models); i++) {
+        cst_auto(case_freep) struct case_block *c = case_new(&models[i]);
+
+        for (uint32_t preset = CST_PRESET_JOLT; preset <= CST_PRESET_JOLT_PLUS; preset++)
+            assert_true(cst_codec_work_size(&c->desc, preset) <= 64 << 20);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(streams_have_the_bytes_of_the_paper) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_have_the_bytes_of_the_paper),
+        cmocka_unit_test(large_models_are_not_passed_over),
+    };
 
     return cst_run_rows(bases, bases_capture_what_numpy_finds) +
            cst_run_rows(bases, sketches_capture_nearly_as_much) +
