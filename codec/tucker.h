@@ -95,7 +95,7 @@ struct cst_tucker {
     struct cst_hull_bins *bins;
     struct cst_tucker_part *part;
     double *captured;
-    uint8_t *pool;   /* what is left of the room for factors */
+    uint8_t *pool; /* what is left of the room for factors */
     bool keeps_cores;
     uint64_t budget; /* bytes of all streams of cells, each rounded up to where the next starts */
     uint64_t planned;
