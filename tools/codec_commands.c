@@ -28,7 +28,8 @@ struct result {
     size_t bytes, frame_bytes, n_frames; /* bytes: of the values at 16 bits */
     float error;
     double encode_s, decode_s;
-    double *nmse[2]; /* per layer; NULL: not decoded */
+    double *nmse[2];           /* per layer; NULL: not decoded */
+    double drift, drift_worst; /* 0: coded once */
 };
 
 static void put_sizes(size_t bytes, size_t frame_bytes, size_t n_frames, float error) {
@@ -62,6 +63,10 @@ static void put_result(const struct result *r) {
     if (r->nmse[0]) {
         cst_json_real("decode_s", r->decode_s);
         put_nmse(r);
+    }
+    if (r->drift > 0) {
+        cst_json_real("drift", r->drift);
+        cst_json_real("drift_worst", r->drift_worst);
     }
     cst_json_close('}');
 }
@@ -102,9 +107,57 @@ static void decoded_deinit(struct cst_tensor_file *t) {
     cst_tensor_file_deinit(t);
 }
 
-/* Decodes into a copy, measures, and writes the copy if asked for. */
+static void measure(const struct cst_tensor_file *t, const struct cst_tensor_file *copy,
+                    double *nmse[2]) {
+    for (int part = 0; part < 2; part++)
+        cst_codec_text_nmse(t, copy, part, nmse[part]);
+}
+
+/* What errors are after the rounds over what they were before: of the sum over all tensors, and of
+ * the tensor for which it is most. */
+static void put_drift(struct result *res, double *const last[2]) {
+    double before = 0, after = 0;
+
+    res->drift_worst = 0;
+    for (uint32_t i = 0; i < 2 * res->layers; i++) {
+        double was = res->nmse[i % 2][i / 2], is = last[i % 2][i / 2];
+
+        before += was;
+        after += is;
+        if (was > 0)
+            res->drift_worst = fmax(res->drift_worst, sqrt(is / was));
+    }
+    res->drift = before > 0 ? sqrt(after / before) : 1;
+}
+
+/* Codes the copy again and again, each time from what the time before gave. */
+static int code_again(const struct cst_tool_options *o, struct cst_codec_text *c,
+                      const struct cst_encode_params *params, struct cst_tensor_file *copy,
+                      struct result *res) {
+    const struct cst_tensor_file *original = c->tensors;
+    cst_auto(cst_freep) double *nmse = cst_calloc((size_t)2 * original->layers, sizeof(double));
+    int r = nmse ? 0 : -ENOMEM;
+
+    for (uint32_t i = 0; i < o->rounds && !r; i++) {
+        c->tensors = copy;
+        cst_codec_text_restart(c);
+        r = cst_codec_text_encode(c, params);
+        if (!r)
+            r = cst_codec_text_decode(c, params->side, copy);
+    }
+    c->tensors = original;
+    if (!r) {
+        double *last[2] = { nmse, nmse + original->layers };
+
+        measure(original, copy, last);
+        put_drift(res, last);
+    }
+    return r;
+}
+
+/* Decodes into a copy, measures, and writes the copy (of the last round) if asked for. */
 static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec_text *c,
-                              const struct cst_side *side, struct result *res) {
+                              const struct cst_encode_params *params, struct result *res) {
     const struct cst_tensor_file *t = c->tensors;
     cst_auto(decoded_deinit) struct cst_tensor_file copy = *t;
     size_t size = (size_t)t->layers * t->tokens * cst_tensor_file_row(t);
@@ -116,10 +169,12 @@ static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec
     }
     if (!copy.part[0] || !copy.part[1] || !res->nmse[0] || !res->nmse[1])
         return -ENOMEM;
-    r = cst_codec_text_decode(c, side, &copy);
+    r = cst_codec_text_decode(c, params->side, &copy);
     res->decode_s = c->decode_s;
-    for (int part = 0; part < 2 && !r; part++)
-        cst_codec_text_nmse(t, &copy, part, res->nmse[part]);
+    if (!r)
+        measure(t, &copy, res->nmse);
+    if (!r && o->rounds)
+        r = code_again(o, c, params, &copy, res);
     return r || !o->out ? r : cst_tensor_file_write(&copy, o->out);
 }
 
@@ -158,7 +213,7 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
         .error = c.error,
         .encode_s = c.encode_s,
     };
-    return compare ? decode_and_measure(o, &c, params.side, res) : write_frames(&c, o->out);
+    return compare ? decode_and_measure(o, &c, &params, res) : write_frames(&c, o->out);
 }
 
 static int run_texts(const struct cst_tool_options *o, bool compare) {

@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { FAILED = 1, WRONG = 2 };
+enum { ROUNDS_MAX = 1000 };
 
 static const struct command {
     const char *name, *args, *help;
@@ -53,6 +54,9 @@ static const char usage_tail[] =
     "                     opaque: rotated ones that presets are not to turn back\n"
     "  --side FILE        side data that presets may use\n"
     "  --out PATH         compare: write the decoded tensors there; learn: the side data\n"
+    "  --rounds N         compare: encode what was decoded again, N times (to 1000), and say how "
+    "much\n"
+    "                     larger that makes errors\n"
     "  --tokens N         learn: take at most N tokens of each text\n"
     "  --steps FILE       learn: with the step weights of this table\n"
     "  --no-predictors    learn: bases only\n"
@@ -164,6 +168,9 @@ static int parse_option(struct cst_tool_options *o, int option, const char *valu
     case 't':
         good = parse_count(value, 1, UINT32_MAX, &o->text_tokens);
         break;
+    case 'i':
+        good = parse_count(value, 1, ROUNDS_MAX, &o->rounds);
+        break;
     case 'n':
         o->no_predictors = true;
         break;
@@ -175,19 +182,13 @@ static int parse_option(struct cst_tool_options *o, int option, const char *valu
 
 static int parse_options(struct cst_tool_options *o, int argc, char **argv, bool *help) {
     static const struct option options[] = {
-        { "preset", required_argument, NULL, 'p' },
-        { "block", required_argument, NULL, 'b' },
-        { "ratio", required_argument, NULL, 'r' },
-        { "layers", required_argument, NULL, 'g' },
-        { "step", required_argument, NULL, 'c' },
-        { "keys", required_argument, NULL, 'k' },
-        { "out", required_argument, NULL, 'o' },
-        { "side", required_argument, NULL, 's' },
-        { "steps", required_argument, NULL, 'w' },
-        { "tokens", required_argument, NULL, 't' },
-        { "no-predictors", no_argument, NULL, 'n' },
-        { "help", no_argument, NULL, 'h' },
-        { 0 },
+        { "preset", required_argument, NULL, 'p' }, { "block", required_argument, NULL, 'b' },
+        { "ratio", required_argument, NULL, 'r' },  { "layers", required_argument, NULL, 'g' },
+        { "step", required_argument, NULL, 'c' },   { "keys", required_argument, NULL, 'k' },
+        { "out", required_argument, NULL, 'o' },    { "side", required_argument, NULL, 's' },
+        { "steps", required_argument, NULL, 'w' },  { "tokens", required_argument, NULL, 't' },
+        { "rounds", required_argument, NULL, 'i' }, { "no-predictors", no_argument, NULL, 'n' },
+        { "help", no_argument, NULL, 'h' },         { 0 },
     };
     int option, r;
 

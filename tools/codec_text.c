@@ -72,6 +72,10 @@ void cst_codec_text_deinit(struct cst_codec_text *c) {
     c->frames = cst_free(c->frames);
 }
 
+void cst_codec_text_restart(struct cst_codec_text *c) {
+    c->len = c->n_frames = 0;
+}
+
 static double cpu_s(void) {
     struct timespec t;
 

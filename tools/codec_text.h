@@ -29,6 +29,8 @@ void cst_codec_text_deinit(struct cst_codec_text *c);
 
 /* Fills frames. params->tokens and first_position are ignored: each block has its own. */
 int cst_codec_text_encode(struct cst_codec_text *c, const struct cst_encode_params *params);
+/* Forgets the frames: what is encoded next is the first one. */
+void cst_codec_text_restart(struct cst_codec_text *c);
 /* Decodes frames into the tensors of `out`, of the same shape. side: NULL if there is none. */
 int cst_codec_text_decode(struct cst_codec_text *c, const struct cst_side *side,
                           struct cst_tensor_file *out);

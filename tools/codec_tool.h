@@ -18,6 +18,7 @@ struct cst_tool_options {
     const char *side;         /* file of side data; NULL: none */
     const char *steps;        /* learn: file with step weights; NULL: all are 1 */
     uint32_t text_tokens;     /* learn: of each text at most; 0: all */
+    uint32_t rounds;          /* compare: in which what was decoded is coded again */
     bool no_predictors;       /* learn */
     char **names;             /* texts of the folder */
     size_t n_names;

@@ -89,6 +89,33 @@ def test_errors_are_those_of_the_decoded_tensors(tmp_path: Path, preset: str) ->
         assert result[f"nmse_{letter}"] == pytest.approx(nmse.mean(), rel=1e-6)
 
 
+@pytest.mark.parametrize("preset", ["turboquant:3,3", "jolt"])
+def test_rounds_code_what_the_round_before_gave(tmp_path: Path, preset: str) -> None:
+    shape, rounds = (2, 75, 2, 64), 3
+    write(tmp_path, "text", shape, "bf16")
+    args, before = ["compare", "--preset", preset], tmp_path
+    for i in range(rounds + 1):
+        (tmp_path / str(i)).mkdir()
+        out = json.loads(run(*args, "--out", tmp_path / str(i), before))
+        assert "drift" not in out["texts"][0]
+        before = tmp_path / str(i)
+    (tmp_path / "at-once").mkdir()
+    out = json.loads(run(*args, "--rounds", rounds, "--out", tmp_path / "at-once", tmp_path))
+
+    nmse = numpy.zeros((2, 2, shape[0]))
+    for part, name in enumerate(("kpost", "v")):
+        a = values(tmp_path / f"text.{name}.raw", "bf16").reshape(shape)[:, SINKS:]
+        for when, folder in enumerate(("0", str(rounds))):
+            b = values(tmp_path / folder / f"text.{name}.bf16", "bf16").reshape(shape)[:, SINKS:]
+            nmse[when, part] = ((a - b) ** 2).sum(axis=(1, 2, 3)) / (a**2).sum(axis=(1, 2, 3))
+        last = (tmp_path / str(rounds) / f"text.{name}.bf16").read_bytes()
+        assert (tmp_path / "at-once" / f"text.{name}.bf16").read_bytes() == last
+    (result,) = out["texts"]
+    assert result["nmse_k"] == pytest.approx(nmse[0, 0].mean(), rel=1e-6)
+    assert result["drift"] == pytest.approx((nmse[1].sum() / nmse[0].sum()) ** 0.5, rel=1e-6)
+    assert result["drift_worst"] == pytest.approx((nmse[1] / nmse[0]).max() ** 0.5, rel=1e-6)
+
+
 def test_side_data_are_learned_and_needed(tmp_path: Path) -> None:
     shape = (2, 400, 2, 64)
     write(tmp_path, "text", shape, "bf16")
@@ -136,7 +163,7 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, more: dict[str, object])
 @pytest.mark.parametrize(
     "args",
     [[], ["compare"], ["guess", "."], ["encode", "."], ["compare", "--preset", "zip", "."],
-     ["compare", "--block", "8", "."], ["compare", "--ratio", "x", "."], ["inspect"]],
+     ["compare", "--block", "8", "."], ["compare", "--ratio", "x", "."], ["compare", "--rounds", "0", "."], ["inspect"]],
 )  # fmt: skip
 def test_wrong_calls_are_refused(args: list[str]) -> None:
     run(*args, code=2)
