@@ -49,6 +49,7 @@ struct cst_tucker_cell {
     uint32_t first, n; /* members */
     uint32_t dims, heads, layer;
     uint8_t tensor;
+    bool sketched;
     float missed;   /* by its codes: see cst_tucker_missed() */
     uint8_t *token; /* fp16, of the plan: [most][tokens] */
     uint8_t *dim;   /* fp16, of the plan: [dims][dims] */
@@ -100,7 +101,6 @@ struct cst_tucker {
     uint64_t budget; /* bytes of all streams of cells, each rounded up to where the next starts */
     uint64_t planned;
     bool over_budget;
-    bool again; /* the block was coded before: codes are looked for harder */
 };
 
 /* Bytes of w->dense. */

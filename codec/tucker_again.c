@@ -16,8 +16,9 @@
 
 #include <math.h>
 
-/* Of what codes miss: less is codes that were there before, or may be. */
-static const float SURELY = 0.15f, MAYBE = 0.5f;
+/* Of what codes miss: less is codes that were there before, or may be. Those of 8 bits miss up to a
+ * quarter by how decoded values are rounded. */
+static const float SURELY = 0.3f, MAYBE = 0.5f;
 
 enum {
     TRIES = 16,    /* of one cell */
@@ -101,7 +102,6 @@ bool cst_tucker_again(struct cst_tucker *t, const struct cst_codec_work *w) {
         any |= t->hull[c].n && t->cell[c].missed < MAYBE;
     if (!any && t->n_cells > FEW_CELLS)
         return false;
-    t->again = any;
     for (uint32_t c = 0; c < t->n_cells; c++) {
         if (t->hull[c].n && cst_hull_at(&t->hull[c], t->choice[c])->bits)
             found |= find(t, c, any ? TRIES : FEW_TRIES, w);

@@ -165,22 +165,35 @@ static int tokens_by_channels(struct cst_tucker_basis *b, const struct cst_tucke
     return cst_orthonormalize(s->tokens, b->rank, b->token, s->tokens, w->eigen);
 }
 
-static void fill_signs(float *x, size_t n) {
-    struct cst_seeded_random random;
+static void fill_signs(float *x, size_t n, struct cst_seeded_random *random) {
     uint64_t bits = 0;
 
-    cst_seeded_random_init(&random, 0x4a6f4c54);
     for (size_t i = 0; i < n; i++, bits >>= 1) {
         if (i % 64 == 0)
-            bits = cst_seeded_random_next(&random);
+            bits = cst_seeded_random_next(random);
         x[i] = (float)(int)(2 * (bits & 1)) - 1;
     }
 }
 
-/* token: `rows` random combinations, then those of the strongest directions, orthonormal. */
+/* z: `rows` random combinations of the cell's channels, in the directions of the dimensions that
+ * `s` has. They are drawn in channels: what comes of them depends on the space that those
+ * directions span, not on which way each one points, which an eigensolver is free to choose. So a
+ * block that was coded before, nearly what it was then, has the sketch again that it had. row: room
+ * for one of them. */
+static void make_sketch(float *z, uint32_t rows, const struct cst_tucker_shape *s, uint32_t dims,
+                        const float *dim, float *row) {
+    struct cst_seeded_random random;
+
+    cst_seeded_random_init(&random, 0x4a6f4c54);
+    for (uint32_t i = 0; i < rows; i++, z += (size_t)s->heads * s->dims) {
+        fill_signs(row, (size_t)s->heads * dims, &random);
+        cst_gemm(false, true, s->heads, s->dims, dims, 1, row, dims, dim, dims, 0, z, s->dims);
+    }
+}
+
+/* token: of the combinations in w->z, those of the strongest directions, orthonormal. */
 static int sketch_tokens(float *token, uint32_t rows, const struct cst_tucker_shape *s,
                          const struct cst_tucker_scratch *w) {
-    fill_signs(w->z, (size_t)rows * s->heads * s->dims);
     cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
     cst_tucker_across_tokens(w->z, token, rows, s, w->y);
     cst_tucker_onto_tokens(token, w->z, rows, s, w->y);
@@ -275,6 +288,7 @@ static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_
     int r;
 
     b->rank = CST_MIN(b->rank, rows);
+    make_sketch(w->z, rows, &strong, s->dims, b->dim, b->core);
     r = sketch_tokens(wide, rows, &strong, w);
     if (r)
         return r;

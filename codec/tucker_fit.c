@@ -23,15 +23,13 @@
 
 enum {
     SKETCH_SURE = 40, /* directions of a sketch that are good enough as they are */
-    EXACT_STEPS = 4,  /* that make them as good as exact ones */
     SAMPLE = 8,       /* one row of so many is looked at to see whether a cell was coded before */
     ROUNDS = 24,      /* of codes and factors, of a cell that was, at most */
 };
 /* Of the largest square in a Gram matrix, what squares are raised by. */
 static const double RIDGE = 0x1p-24;
-/* Rounds end where one leaves more than this of what the one before missed, or so little. */
-static const float MAYBE = 0.8f, WORTH = 0.9f, HARD_WORTH = 0.985f, NOTHING = 0.02f;
-static const float PERHAPS = 0.9f; /* no new block's codes miss so little */
+/* Rounds end where codes miss what new ones do, no less than in the round before, or nothing. */
+static const float MAYBE = 0.8f, WORTH = 0.9f, NOTHING = 0.02f;
 
 struct fit {
     struct cst_tucker *t;
@@ -365,15 +363,13 @@ static bool find_core(const struct fit *f) {
 
 /* scratch.z is what the token directions are multiplied by to give the backbone. Where the plan's
  * directions are best together with those of dimensions that weren't chosen, or are the last ones
- * of a sketch, at least one step of orthogonal iteration with the ranks chosen first. */
-static bool fit_basis(const struct fit *f, int steps) {
+ * of a sketch, a step of orthogonal iteration with the ranks chosen first. */
+static bool fit_basis(const struct fit *f) {
     if (!f->rank_t)
         return true;
     if (!f->cell->core && !find_core(f))
         return false;
-    if (f->rank_d < f->shape.dims || (f->t->recipe->sketch && f->rank_t > SKETCH_SURE))
-        steps = CST_MAX(steps, 1);
-    for (int i = 0; i < steps; i++) {
+    if (f->rank_d < f->shape.dims || (f->cell->sketched && f->rank_t > SKETCH_SURE)) {
         if (!move_dims(f) || !move_tokens(f))
             return false;
         keep(f, f->t->x);
@@ -410,12 +406,11 @@ static void load_basis(const struct fit *f) {
 }
 
 /* Codes, and then what is fitted to the rest. More than one round where the first one finds what
- * may be codes: each brings the factors nearer to those that were on top of them. A sketch's
- * directions are too far from them where a spectrum is flat: exact ones take its place then. */
+ * may be codes: each brings the factors nearer to those that were on top of them. */
 static bool code_cell(struct fit *f) {
     float now = 1, was;
 
-    if (!fit_basis(f, 0))
+    if (!fit_basis(f))
         return false;
     for (int i = 0; i < ROUNDS; i++) {
         if (!code_residual(f))
@@ -425,16 +420,7 @@ static bool code_cell(struct fit *f) {
             return false;
         was = now;
         now = missed(f);
-        if (i == 0 && f->rank_t && f->t->recipe->sketch && now > MAYBE && now < PERHAPS) {
-            load_basis(f);
-            if (!fit_basis(f, EXACT_STEPS))
-                return false;
-            now = 1;
-            continue;
-        }
-        if (f->t->again ? now > HARD_WORTH * was : now > MAYBE || now > WORTH * was)
-            break;
-        if (now < NOTHING)
+        if (now > MAYBE || now > WORTH * was || now < NOTHING)
             break;
     }
     return true;

@@ -284,10 +284,17 @@ static void keep_basis(const struct planner *p) {
     cell->core = keep_halves(p, b->core, n);
 }
 
+/* Of short blocks, and of few channels, the whole spectrum is less work than the products of a
+ * sketch. */
+static bool is_sketched(const struct planner *p) {
+    uint32_t side = CST_MIN(p->t->tokens, p->cell->heads * p->cell->dims);
+
+    return p->t->recipe->sketch && side > 4 * (p->basis.rank + CST_TUCKER_OVERSAMPLE);
+}
+
 static void close_cell(struct planner *p) {
     struct cst_tucker *t = p->t;
     struct cst_tucker_shape shape = { .tokens = t->tokens, .n_parts = 0, .part = t->part };
-    bool sketch;
 
     if (!p->cell)
         return;
@@ -307,14 +314,14 @@ static void close_cell(struct planner *p) {
         p->most += m->deviation * (double)m->weight * (double)m->weight;
         p->basis.energy += m->energy * (double)m->weight * (double)m->weight;
     }
-    sketch = t->recipe->sketch && p->basis.rank < CST_MIN(t->tokens, shape.heads * shape.dims);
+    p->cell->sketched = is_sketched(p);
     p->weight = p->cell->tensor == CST_TENSOR_K ? t->recipe->weight_k : t->recipe->weight_v;
     if (t->recipe->level)
         p->weight *= shape.n_parts;
     t->hull[t->n_cells].n = t->hull[t->n_cells].n_other = 0;
     /* Of keys it matters which directions are taken; of values nearly all are. */
-    if (!cst_tucker_basis_make(&p->basis, &shape, t->x, sketch,
-                               sketch && p->cell->tensor == CST_TENSOR_V, &t->scratch)) {
+    if (!cst_tucker_basis_make(&p->basis, &shape, t->x, p->cell->sketched,
+                               p->cell->sketched && p->cell->tensor == CST_TENSOR_V, &t->scratch)) {
         p->most *= MOST_LEFT * p->weight / p->basis.energy;
         keep_basis(p);
         make_hull(p, &t->hull[t->n_cells]);
