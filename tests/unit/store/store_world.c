@@ -89,9 +89,64 @@ struct world *world_with(const struct world_options *options, struct cst_space *
     return w;
 }
 
+size_t world_turn(struct world *w) {
+    size_t n = 0;
+
+    if (w->aio) {
+        cst_aio_kick(w->aio);
+        n = cst_aio_reap(w->aio);
+    }
+    return n + test_jobs_drain(&w->jobs);
+}
+
+/* More turns than one without an end: a fault may hold an operation back for some. */
+static void settle(struct world *w) {
+    for (unsigned idle = 0; idle < (w->aio ? 16 : 1); idle++)
+        if (world_turn(w))
+            idle = 0;
+}
+
 void world_settle(struct world *w) {
-    (void)test_jobs_drain(&w->jobs);
+    settle(w);
     assert_int_equal(cst_store_jobs(w->store), 0);
+}
+
+static uint64_t any(struct cst_seeded_random *order, uint64_t n) {
+    return cst_seeded_random_next(order) % n;
+}
+
+void world_get_on(struct world *w, struct cst_seeded_random *order, unsigned slowness) {
+    if (!any(order, slowness)) {
+        cst_aio_kick(w->aio);
+        (void)cst_aio_reap(w->aio);
+    } else if (any(order, 2)) {
+        (void)test_jobs_run(&w->jobs, any(order, 64));
+    } else {
+        (void)test_jobs_done(&w->jobs, any(order, 64));
+    }
+}
+
+void world_disk_open(struct world *w, uint64_t capacity, uint64_t seed,
+                     struct cst_disk_options options) {
+    char message[256];
+
+    assert_int_equal(cst_sim_disk_new(&w->disk, capacity, 1), 0);
+    assert_int_equal(cst_aio_new_sim(&w->aio, w->disk), 0);
+    assert_int_equal(cst_aio_new_fault(&w->aio, w->aio, seed), 0);
+    options.aio = w->aio;
+    assert_int_equal(cst_store_disk_open(w->store, &options, message, sizeof(message)), 0);
+}
+
+static void recovered(void *arg, int status) {
+    *(bool *)arg = !status;
+}
+
+void world_recover(struct world *w) {
+    bool ready = false;
+
+    cst_store_disk_recover(w->store, recovered, &ready);
+    settle(w);
+    assert_true(ready);
 }
 
 void world_free(struct world *w) {
@@ -101,6 +156,8 @@ void world_free(struct world *w) {
     world_settle(w);
     assert_null(cst_store_free(w->store));
     assert_true(world_slabs <= slabs);
+    (void)cst_aio_free(w->aio);
+    (void)cst_sim_disk_free(w->disk);
     free(w);
 }
 

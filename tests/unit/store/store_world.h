@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A store in a glass: manual clock, seeded randomness, jobs that the test steps, slabs on the heap
- * (so that the address sanitizer sees their ends), and self-identifying block bytes.
+ * (so that the address sanitizer sees their ends), and self-identifying block bytes. With a disk
+ * tier, if the test opens one: on a simulated disk that fails when the test wants it to.
  */
 #pragma once
 
@@ -18,7 +19,9 @@ struct world {
     struct cst_seeded_random random;
     struct test_jobs jobs;
     struct cst_store *store;
-    size_t retired; /* slab_retire() calls */
+    struct cst_sim_disk *disk; /* NULL: no disk tier */
+    struct cst_aio *aio;       /* faults around it */
+    size_t retired;            /* slab_retire() calls */
     size_t events[CST_EVENT_DETACHED + 1];
     uint8_t last_event_key[32];
     /* Told of every event, after it is counted. */
@@ -37,12 +40,23 @@ struct world_options {
 struct world *world_new(const struct world_options *options);
 /* With a lossless space of tokens, which world_end() gives back. */
 struct world *world_with(const struct world_options *options, struct cst_space **s);
-/* Drains jobs and frees the store. */
+/* Drains jobs and frees the store, and its disk. */
 void world_free(struct world *w);
 /* The same, and checks that nothing is left. */
 void world_end(struct world *w, struct cst_space *s);
-/* Runs jobs until nothing is left. */
+/* Runs jobs, and what the disk has to do, until nothing is left. */
 void world_settle(struct world *w);
+
+/* Opens a disk tier on a new disk of so many bytes (options.aio is set here); world_recover() ends
+ * its start. */
+void world_disk_open(struct world *w, uint64_t capacity, uint64_t seed,
+                     struct cst_disk_options options);
+void world_recover(struct world *w);
+/* One turn of a loop: what has ended is told, what that submits begins. Returns how many have. */
+size_t world_turn(struct world *w);
+/* One thing happens, any one: a job runs, its end is told, or, one time in `slowness`, the disk
+ * gets on. */
+void world_get_on(struct world *w, struct cst_seeded_random *order, unsigned slowness);
 
 /* Heap slabs of all worlds that exist now. */
 extern _Atomic size_t world_slabs;

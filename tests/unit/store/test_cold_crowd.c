@@ -28,8 +28,6 @@ struct reader {
 };
 
 struct lab {
-    struct cst_sim_disk *disk;
-    struct cst_aio *aio; /* faults around it */
     struct world *world;
     struct cst_space *spaces[SPACES];
     struct cst_seeded_random order;
@@ -48,10 +46,6 @@ struct lab {
 
 static uint64_t any(struct lab *l, uint64_t n) {
     return cst_seeded_random_next(&l->order) % n;
-}
-
-static void recovered(void *arg, int status) {
-    *(bool *)arg = !status;
 }
 
 /* ---- those who wait ---- */
@@ -133,22 +127,12 @@ static void act(struct lab *l) {
 /* ---- time ---- */
 
 static void fault(struct lab *l) {
-    cst_aio_fault_arm(l->aio, (enum cst_aio_fault)(1 + any(l, CST_AIO_FAULTS - 1)), 1 + any(l, 8),
-                      1 + any(l, 6));
+    cst_aio_fault_arm(l->world->aio, (enum cst_aio_fault)(1 + any(l, CST_AIO_FAULTS - 1)),
+                      1 + any(l, 8), 1 + any(l, 6));
 }
 
-/* One thing happens: a job runs, its end is told, or the disk gets on. */
 static void get_on(struct lab *l) {
-    struct test_jobs *jobs = &l->world->jobs;
-
-    if (!any(l, l->slowness)) {
-        cst_aio_kick(l->aio);
-        (void)cst_aio_reap(l->aio);
-    } else if (any(l, 2)) {
-        (void)test_jobs_run(jobs, any(l, 64));
-    } else {
-        (void)test_jobs_done(jobs, any(l, 64));
-    }
+    world_get_on(l->world, &l->order, l->slowness);
 }
 
 static void purge(struct lab *l, unsigned i) {
@@ -177,8 +161,9 @@ static void settle(struct lab *l) {
     size_t n = 0;
 
     for (unsigned idle = 0; idle < 16; idle++) {
-        cst_aio_kick(l->aio);
-        if (cst_aio_reap(l->aio))
+        if (l->world->aio)
+            cst_aio_kick(l->world->aio);
+        if (l->world->aio && cst_aio_reap(l->world->aio))
             idle = 0;
         while (test_jobs_run(jobs, 0) || test_jobs_done(jobs, 0)) {
             idle = 0;
@@ -199,7 +184,7 @@ static void check_all_are_told(const struct lab *l) {
 static bool is_under_way(const struct lab *l) {
     struct cst_aio_stats aio;
 
-    cst_aio_stats(l->aio, &aio);
+    cst_aio_stats(l->world->aio, &aio);
     return l->world->jobs.n_waiting + l->world->jobs.n_ran + aio.queued + aio.in_flight;
 }
 
@@ -219,8 +204,6 @@ static void lab_init(struct lab *l, uint64_t seed, bool picky) {
     struct world_options options = { .seed = seed, .manual_jobs = true };
     struct cst_disk_options disk = { .seg = { .segment_bytes = 256 << 10,
                                               .crypt = CST_SEG_CRYPT_OFF } };
-    bool ready = false;
-    char message[256];
     uint64_t capacity;
 
     cst_seeded_random_init(&l->order, seed);
@@ -252,14 +235,8 @@ static void lab_init(struct lab *l, uint64_t seed, bool picky) {
     disk.ahead_bytes = any(l, 2) ? 0 : 64 << 10;
     capacity = any(l, 3) ? 32 << 20 : (300 << 10) + any(l, 2 << 20);
     l->world = world_new(&options);
-    assert_int_equal(cst_sim_disk_new(&l->disk, capacity, 1), 0);
-    assert_int_equal(cst_aio_new_sim(&l->aio, l->disk), 0);
-    assert_int_equal(cst_aio_new_fault(&l->aio, l->aio, seed), 0);
-    disk.aio = l->aio;
-    assert_int_equal(cst_store_disk_open(l->world->store, &disk, message, sizeof(message)), 0);
-    cst_store_disk_recover(l->world->store, recovered, &ready);
-    settle(l);
-    assert_true(ready);
+    world_disk_open(l->world, capacity, seed, disk);
+    world_recover(l->world);
     l->spaces[0] = world_space(l->world, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     l->spaces[1] = world_space(l->world, "b", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     l->spaces[2] = world_space(l->world, "a", 2, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
@@ -311,8 +288,6 @@ static void lab_end(struct lab *l) {
         (void)cst_space_unref(l->spaces[i]);
     settle(l);
     world_free(l->world);
-    (void)cst_aio_free(l->aio);
-    (void)cst_sim_disk_free(l->disk);
 }
 
 /* Returns how many fetches were served. */
@@ -362,23 +337,15 @@ static size_t fill(bool with_tier, struct cst_space_stats *out) {
     assert_non_null(l);
     options.manual_jobs = true;
     l->world = world_new(&options);
-    assert_int_equal(cst_sim_disk_new(&l->disk, 32 << 20, 1), 0);
-    assert_int_equal(cst_aio_new_sim(&l->aio, l->disk), 0);
-    assert_int_equal(cst_aio_new_fault(&l->aio, l->aio, 1), 0);
     if (with_tier) {
-        struct cst_disk_options disk = { .aio = l->aio,
-                                         .seg = { .bytes = 16 << 20,
-                                                  .segment_bytes = 256 << 10,
-                                                  .errors_max = 1,
-                                                  .crypt = CST_SEG_CRYPT_OFF } };
-        bool ready = false;
-        char message[256];
-
-        assert_int_equal(cst_store_disk_open(l->world->store, &disk, message, sizeof(message)), 0);
-        cst_aio_fault_arm(l->aio, CST_AIO_FAULT_EIO, 1, UINT64_MAX);
-        cst_store_disk_recover(l->world->store, recovered, &ready);
-        settle(l);
-        assert_true(ready && cst_seg_is_off(l->world->store->cold->seg));
+        world_disk_open(l->world, 32 << 20, 1,
+                        (struct cst_disk_options){ .seg = { .bytes = 16 << 20,
+                                                            .segment_bytes = 256 << 10,
+                                                            .errors_max = 1,
+                                                            .crypt = CST_SEG_CRYPT_OFF } });
+        cst_aio_fault_arm(l->world->aio, CST_AIO_FAULT_EIO, 1, UINT64_MAX);
+        world_recover(l->world);
+        assert_true(cst_seg_is_off(l->world->store->cold->seg));
     }
     l->spaces[0] = world_space(l->world, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     for (unsigned i = 0; i < 3000; i++) {
@@ -395,8 +362,6 @@ static size_t fill(bool with_tier, struct cst_space_stats *out) {
     (void)cst_space_unref(l->spaces[0]);
     settle(l);
     world_free(l->world);
-    (void)cst_aio_free(l->aio);
-    (void)cst_sim_disk_free(l->disk);
     free(l);
     return n_jobs;
 }

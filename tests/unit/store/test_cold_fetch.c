@@ -15,30 +15,12 @@
 enum { N = 12 };
 
 struct lab {
-    struct cst_sim_disk *disk;
-    struct cst_aio *aio; /* faults around it */
     struct world *world;
     struct cst_space *space;
     uint8_t keys[N * 32];
 };
 
 static const uint8_t root[32] = { 7 };
-
-/* One turn of a loop: what has ended is told, what that submits begins. */
-static size_t turn(struct lab *l) {
-    cst_aio_kick(l->aio);
-    return cst_aio_reap(l->aio) + test_jobs_drain(&l->world->jobs);
-}
-
-static void settle(struct lab *l) {
-    for (unsigned idle = 0; idle < 16; idle++)
-        if (turn(l))
-            idle = 0;
-}
-
-static void recovered(void *arg, int status) {
-    *(bool *)arg = !status;
-}
 
 static struct cst_block *block(const struct lab *l, unsigned i) {
     return cst_trie_find(l->space, l->keys + 32UL * i);
@@ -55,23 +37,14 @@ static struct lab lab_new(uint64_t read_bytes, uint64_t ahead_bytes) {
                                                     .crypt = CST_SEG_CRYPT_OFF },
                                            .read_bytes = read_bytes,
                                            .ahead_bytes = ahead_bytes };
-    struct cst_disk_options with_aio = disk;
-    bool ready = false;
-    char message[256];
 
-    assert_int_equal(cst_sim_disk_new(&l.disk, 4 << 20, 1), 0);
-    assert_int_equal(cst_aio_new_sim(&l.aio, l.disk), 0);
-    assert_int_equal(cst_aio_new_fault(&l.aio, l.aio, 3), 0);
-    with_aio.aio = l.aio;
-    assert_int_equal(cst_store_disk_open(l.world->store, &with_aio, message, sizeof(message)), 0);
-    cst_store_disk_recover(l.world->store, recovered, &ready);
-    settle(&l);
-    assert_true(ready);
+    world_disk_open(l.world, 4 << 20, 3, disk);
+    world_recover(l.world);
     l.space = world_space(l.world, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     world_store_chain(l.world, l.space, root, 100, N, l.keys);
     world_pack(l.world);
     assert_true(cst_cold_spill(block(&l, N - 1))); /* with all above it */
-    settle(&l);
+    world_settle(l.world);
     for (unsigned i = N; i--;)
         cst_block_evict(block(&l, i));
     assert_int_equal(l.space->in_memory, 0);
@@ -80,18 +53,16 @@ static struct lab lab_new(uint64_t read_bytes, uint64_t ahead_bytes) {
 }
 
 static void lab_end(struct lab *l) {
-    settle(l);
+    world_settle(l->world);
     (void)cst_space_unref(l->space);
-    settle(l);
+    world_settle(l->world);
     world_free(l->world);
-    (void)cst_aio_free(l->aio);
-    (void)cst_sim_disk_free(l->disk);
 }
 
 static size_t queued(const struct lab *l) {
     struct cst_aio_stats s;
 
-    cst_aio_stats(l->aio, &s);
+    cst_aio_stats(l->world->aio, &s);
     return s.queued + s.in_flight;
 }
 
@@ -131,7 +102,7 @@ static void reads_of_a_prefix_begin_at_once(void **state) {
                     r->buffer + r->bytes <= c->arena + c->n_units * CST_COLD_UNIT);
         last = r->buffer;
     }
-    settle(&l);
+    world_settle(l.world);
     end_all(f, &l);
     lab_end(&l);
 }
@@ -145,7 +116,7 @@ static void reads_wait_for_memory_in_order(void **state) {
     start_all(&l, f);
     assert_int_equal(queued(&l), 3);
     for (unsigned turns = 0; told < N && turns < 1000; turns++) {
-        (void)turn(&l);
+        (void)world_turn(l.world);
         for (; told < N && f[told].told; told++)
             ;
         for (unsigned i = told; i < N; i++)
@@ -162,18 +133,19 @@ static void each_block_is_told_when_it_has_come(void **state) {
         struct world_fetch f[N];
         unsigned told = 0;
 
-        cst_aio_fault_arm(l.aio, CST_AIO_FAULT_DELAY, 1 + late, 1); /* ends after all others */
+        cst_aio_fault_arm(l.world->aio, CST_AIO_FAULT_DELAY, 1 + late,
+                          1); /* ends after all others */
         start_all(&l, f);
         for (unsigned turns = 0; !f[late].told && turns < 1000; turns++) {
             told = 0;
             for (unsigned i = 0; i < N; i++)
                 told += f[i].told;
-            cst_aio_kick(l.aio);
+            cst_aio_kick(l.world->aio);
             if (!test_jobs_run(&l.world->jobs, 0) && !test_jobs_done(&l.world->jobs, 0))
-                (void)cst_aio_reap(l.aio);
+                (void)cst_aio_reap(l.world->aio);
         }
         assert_int_equal(told, N - 1);
-        settle(&l);
+        world_settle(l.world);
         end_all(f, &l);
         lab_end(&l);
     }
@@ -195,7 +167,7 @@ static void what_is_read_ahead_stays_behind_fetches(void **state) {
     start_all(&l, f); /* 4 join, 8 come behind them: 4 have memory */
     assert_int_equal(queued(&l), 8);
     assert_true(cst_list_is_empty(&l.world->store->cold->wait_ahead));
-    settle(&l);
+    world_settle(l.world);
     end_all(f, &l);
     assert_int_equal(l.space->stats.cold_reads, N);
     assert_int_equal(l.space->stats.prefetched_blocks, 4);
@@ -214,14 +186,14 @@ static void a_fetch_joins_at_any_moment(void **state) {
 
         prefetch(&l);
         for (unsigned i = 0; i < turns; i++) {
-            cst_aio_kick(l.aio);
+            cst_aio_kick(l.world->aio);
             if (!test_jobs_run(&l.world->jobs, 0) && !test_jobs_done(&l.world->jobs, 0) &&
-                !cst_aio_reap(l.aio))
+                !cst_aio_reap(l.world->aio))
                 over = 1;
         }
         r = cst_fetch_start(l.space, l.keys + 32UL * 3, CST_FETCH_DECODED, &f.fetch);
         assert_int_equal(r, CST_STORE_E_PENDING); /* packed at best */
-        settle(&l);
+        world_settle(l.world);
         assert_int_equal(f.told, 1);
         assert_int_equal(f.status, 0);
         assert_true(world_bytes_are(&f.fetch.loc, l.keys + 32UL * 3, 1));
@@ -240,17 +212,17 @@ static void nothing_is_read_ahead_from_a_tier_that_is_off(void **state) {
     struct lab l = lab_new(2 << 20, 1 << 20);
     struct world_fetch f = { .fetch = CST_FETCH_NULL(world_fetch_ready) };
 
-    cst_aio_fault_arm(l.aio, CST_AIO_FAULT_EIO, 1, 1000);
+    cst_aio_fault_arm(l.world->aio, CST_AIO_FAULT_EIO, 1, 1000);
     for (unsigned i = N; i-- > N - 4;) {
         f = (struct world_fetch){ .fetch = CST_FETCH_NULL(world_fetch_ready) };
         (void)cst_fetch_start(l.space, l.keys + 32UL * i, CST_FETCH_DECODED, &f.fetch);
-        settle(&l);
+        world_settle(l.world);
         assert_true(f.told && f.status);
         cst_fetch_release(&f.fetch);
     }
     assert_true(cst_seg_is_off(l.world->store->cold->seg));
     prefetch(&l);
-    settle(&l);
+    world_settle(l.world);
     assert_int_equal(l.space->stats.prefetched_blocks, 0);
     assert_int_equal(world_present(l.space, l.keys, N), N - 4);
     lab_end(&l);
@@ -263,13 +235,13 @@ static void what_comes_to_nothing_leaves_no_trace(void **state) {
         uint64_t n = 0;
 
         if (!erased)
-            cst_aio_fault_arm(l.aio, CST_AIO_FAULT_CORRUPT, N, 1);
+            cst_aio_fault_arm(l.world->aio, CST_AIO_FAULT_CORRUPT, N, 1);
         prefetch(&l);
         for (unsigned i = 0; erased && i < 2; i++)
-            (void)turn(&l);
+            (void)world_turn(l.world);
         if (erased)
             assert_int_equal(cst_space_erase(l.space, l.keys + 32UL * 4, &n), 0);
-        settle(&l);
+        world_settle(l.world);
         assert_int_equal(world_present(l.space, l.keys, N), erased ? 4 : N - 1);
         assert_int_equal(l.world->store->cold->ahead_bytes, 0);
         world_check(l.world);
