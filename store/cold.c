@@ -433,7 +433,7 @@ static bool is_ready(const struct cst_cold *c) {
 }
 
 bool cst_cold_takes(const struct cst_store *store) {
-    return is_ready(store->cold) && !cst_seg_is_off(store->cold->seg);
+    return is_ready(store->cold) && cst_seg_takes(store->cold->seg);
 }
 
 /* The engine took nothing now: is there an end to come that serves the space? */

@@ -306,6 +306,8 @@ struct cst_seg_stats {
 uint64_t cst_seg_bytes(const struct cst_seg *seg);
 /* No reads, no stores any more. */
 bool cst_seg_is_off(const struct cst_seg *seg);
+/* Does it take stores: is it on, and not only read? */
+bool cst_seg_takes(const struct cst_seg *seg);
 void cst_seg_stats(const struct cst_seg *seg, struct cst_seg_stats *out);
 
 struct cst_seg_account {

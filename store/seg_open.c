@@ -621,6 +621,10 @@ bool cst_seg_is_off(const struct cst_seg *seg) {
     return seg->off;
 }
 
+bool cst_seg_takes(const struct cst_seg *seg) {
+    return !seg->off && !seg->read_only;
+}
+
 uint64_t cst_seg_bytes(const struct cst_seg *seg) {
     return seg->n_allowed * seg->segment_bytes;
 }

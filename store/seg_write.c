@@ -609,7 +609,7 @@ static bool parent_is_known(const struct cst_seg *seg, struct cst_seg_ref ref) {
 static int admit(struct cst_seg *seg, const struct cst_seg_store *store) {
     const struct cst_seg_record *record = &store->record;
 
-    if (seg->off || seg->read_only)
+    if (!cst_seg_takes(seg))
         return CST_SEG_E_OFF;
     if (!seg->recovered)
         return CST_SEG_E_BUSY;

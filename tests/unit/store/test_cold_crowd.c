@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "store/cold.h"
+#include "store/seg_core.h"
 #include "tests/unit/store/store_world.h"
 
 #include <stdlib.h>
@@ -325,11 +326,29 @@ static void nobody_waits_for_a_picky_tier(void **state) {
         (void)run(seed, true);
 }
 
-/* ---- a tier that is off ---- */
+/* ---- a tier that takes nothing ---- */
 
-/* The same puts in a store, with a tier that is off or with none. Returns for how many jobs they
- * waited. */
-static size_t fill(bool with_tier, struct cst_space_stats *out) {
+enum tier { TIER_NONE, TIER_OFF, TIER_READ_ONLY };
+
+static void open_tier(struct lab *l, enum tier tier) {
+    struct cst_seg *seg;
+
+    world_disk_open(l->world, 32 << 20, 1,
+                    (struct cst_disk_options){ .seg = { .bytes = 16 << 20,
+                                                        .segment_bytes = 256 << 10,
+                                                        .errors_max = 1,
+                                                        .crypt = CST_SEG_CRYPT_OFF } });
+    seg = l->world->store->cold->seg;
+    if (tier == TIER_OFF)
+        cst_aio_fault_arm(l->world->aio, CST_AIO_FAULT_EIO, 1, UINT64_MAX);
+    seg->read_only = tier == TIER_READ_ONLY; /* as one that a newer daemon has written */
+    world_recover(l->world);
+    assert_int_equal(seg->off, tier == TIER_OFF);
+}
+
+/* The same puts in a store, with such a tier or with none. Returns for how many jobs they waited.
+ */
+static size_t fill(enum tier tier, struct cst_space_stats *out) {
     struct world_options options = { .seed = 1, .memory = 2 << 20, .index = 1 << 20 };
     struct lab *l = calloc(1, sizeof(*l));
     size_t n_jobs = 0;
@@ -337,22 +356,14 @@ static size_t fill(bool with_tier, struct cst_space_stats *out) {
     assert_non_null(l);
     options.manual_jobs = true;
     l->world = world_new(&options);
-    if (with_tier) {
-        world_disk_open(l->world, 32 << 20, 1,
-                        (struct cst_disk_options){ .seg = { .bytes = 16 << 20,
-                                                            .segment_bytes = 256 << 10,
-                                                            .errors_max = 1,
-                                                            .crypt = CST_SEG_CRYPT_OFF } });
-        cst_aio_fault_arm(l->world->aio, CST_AIO_FAULT_EIO, 1, UINT64_MAX);
-        world_recover(l->world);
-        assert_true(cst_seg_is_off(l->world->store->cold->seg));
-    }
+    if (tier != TIER_NONE)
+        open_tier(l, tier);
     l->spaces[0] = world_space(l->world, "a", 1, CST_KIND_TOKENS, CST_CLASS_LOSSLESS);
     for (unsigned i = 0; i < 3000; i++) {
         begin_put(l, &l->writers[0]);
         assert_true(l->writers[0].open);
         for (; !l->writers[0].put.told; n_jobs++)
-            (void)(test_jobs_run(&l->world->jobs, 0) || test_jobs_done(&l->world->jobs, 0));
+            assert_true(test_jobs_run(&l->world->jobs, 0) || test_jobs_done(&l->world->jobs, 0));
         end_put(l, &l->writers[0]);
         if (i % 8 == 0)
             cst_store_tick(l->world->store);
@@ -367,22 +378,25 @@ static size_t fill(bool with_tier, struct cst_space_stats *out) {
 }
 
 /* ... changes nothing: neither what is lost nor what is waited for. */
-static void a_tier_that_is_off_is_none(void **state) {
+static void a_tier_that_takes_nothing_is_none(void **state) {
     struct cst_space_stats with, without;
+    size_t n_jobs = fill(TIER_NONE, &without);
 
     (void)state;
-    assert_int_equal(fill(true, &with), fill(false, &without));
-    assert_int_equal(with.stored_blocks, without.stored_blocks);
-    assert_int_equal(with.encodes, without.encodes);
-    assert_int_equal(with.evicted_blocks, without.evicted_blocks);
-    assert_int_equal(with.packed_bytes, without.packed_bytes);
+    for (enum tier tier = TIER_OFF; tier <= TIER_READ_ONLY; tier++) {
+        assert_int_equal(fill(tier, &with), n_jobs);
+        assert_int_equal(with.stored_blocks, without.stored_blocks);
+        assert_int_equal(with.encodes, without.encodes);
+        assert_int_equal(with.evicted_blocks, without.evicted_blocks);
+        assert_int_equal(with.packed_bytes, without.packed_bytes);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nobody_waits_for_nothing),
         cmocka_unit_test(nobody_waits_for_a_picky_tier),
-        cmocka_unit_test(a_tier_that_is_off_is_none),
+        cmocka_unit_test(a_tier_that_takes_nothing_is_none),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
