@@ -39,6 +39,7 @@ void cst_block_use(struct cst_block *b) {
     cst_evict_use(&b->evict, ++store->uses, store->now_s);
     b->space->used = b->evict.order;
     b->written = false;
+    b->spill_fails = 0;
     if (slab)
         cst_slab_touch(slab, b->evict.order);
 }

@@ -46,6 +46,7 @@ struct cst_block {
     bool counted_warm;   /* in parent->n_warm: not at rest */
     bool prefetched;     /* in memory because of a Lookup, not fetched since */
     bool unspillable;    /* too big for the disk tier */
+    uint8_t spill_fails; /* writes to disk that failed since it was used */
     bool written;        /* to disk, and not used since */
     uint8_t preset;      /* of the packed copy */
     uint8_t filed;       /* enum cst_filed */

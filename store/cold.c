@@ -32,6 +32,7 @@
 enum {
     PATH_MAX_BLOCKS = 64, /* of one chain that are begun at once */
     AHEAD = 64,           /* victims of a space that are written before their memory is needed */
+    SPILL_TRIES = 3,      /* of a block, until it is used again: each that fails costs a segment */
 };
 
 /* ---- accounts ---- */
@@ -282,6 +283,12 @@ static struct cst_copy *source_of(struct cst_block *b) {
     return NULL;
 }
 
+/* It may have been the segment's fault, or the moment's. */
+static void write_failed(struct cst_block *b) {
+    b->spill_fails++;
+    b->space->drained = CST_MIN(b->space->drained, b->seq - 1); /* a clean stop comes back to it */
+}
+
 static void spill_done(struct cst_seg_store *store, int status) {
     struct cst_cold_spill *s = cst_container_of(store, struct cst_cold_spill, store);
     struct cst_block *b = s->block;
@@ -302,7 +309,8 @@ static void spill_done(struct cst_seg_store *store, int status) {
         space->stats.spilled_blocks++;
         space->stats.spilled_bytes += store->record.payload_bytes;
     }
-    b->unspillable |= status < 0;
+    if (status < 0)
+        write_failed(b);
     if (b->dead)
         cst_block_reap(b);
     else if (status == CST_SEG_E_CORRUPT)
@@ -367,9 +375,9 @@ static int spill_begin(struct cst_block *b, struct cst_copy *copy, const struct 
     fill_record(s, b, frame);
     r = cst_seg_store(b->space->store->cold->seg, &s->store);
     if (r) {
-        b->unspillable |= r == CST_SEG_E_TOO_BIG || r < 0;
+        b->unspillable |= r == CST_SEG_E_TOO_BIG;
         cst_free(s);
-        return r;
+        return r < 0 ? CST_SEG_E_BUSY : r; /* no memory: later */
     }
     s->side = frame->side ? cst_side_ref(frame->side) : NULL;
     b->spill = s;
@@ -400,8 +408,8 @@ static int spill_one(struct cst_block *b, uint32_t hits) {
 }
 
 static bool may_spill(const struct cst_block *b) {
-    return b->visible && !b->root && !b->dead && !b->unspillable && b->space->disk &&
-           !b->space->ns->purging;
+    return b->visible && !b->root && !b->dead && !b->unspillable && b->spill_fails < SPILL_TRIES &&
+           b->space->disk && !b->space->ns->purging;
 }
 
 /* What the engine gave up and nobody has used since isn't written again: where the tier is small

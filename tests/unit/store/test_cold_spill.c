@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A memory that overflows to disk: whatever the order in which jobs and operations of the disk end,
- * and however late, blocks wait for each other and none is lost or written twice.
+ * and however late, blocks wait for each other and none is lost or written twice. What fails once
+ * is written the next time.
  */
 #include "tests/lib/check.h"
 
+#include "base/fault.h"
 #include "base/macros.h"
+#include "store/cold.h"
+#include "store/prefix_trie.h"
 #include "tests/unit/store/store_world.h"
 
 #include <string.h>
@@ -92,8 +96,78 @@ static void nothing_is_lost_in_any_order(void **state) {
     }
 }
 
+/* ---- what fails ---- */
+
+enum { FEW = 12 };
+
+enum failing { A_WRITE, AN_ALLOCATION };
+
+static void arm(struct world *w, enum failing what, uint64_t nth) {
+    if (what == A_WRITE)
+        cst_aio_fault_arm(w->aio, CST_AIO_FAULT_EIO, nth, nth ? 1 : 0);
+    else
+        cst_fault_arm(CST_FAULT_ALLOC, nth, nth ? 1 : 0);
+}
+
+static uint64_t seen(const struct world *w, enum failing what) {
+    return what == A_WRITE ? cst_aio_fault_seen(w->aio) : cst_fault_seen(CST_FAULT_ALLOC);
+}
+
+/* A chain is written while the nth thing fails, and then once more; or a clean stop does both.
+ * False: there were fewer things. */
+static bool fails_at(enum failing what, uint64_t nth, bool stops) {
+    static const uint8_t root[32] = { 7 };
+    uint8_t keys[FEW * 32];
+    struct cst_space *s;
+    struct world *w = world_with(&(struct world_options){ .seed = 1, .memory = 4 << 20 }, &s);
+    struct cst_block *last;
+    uint64_t total;
+    bool hit;
+
+    world_disk_open(w, 4 << 20, 1,
+                    (struct cst_disk_options){ .seg = { .bytes = 2 << 20,
+                                                        .segment_bytes = 256 << 10,
+                                                        .buffer_bytes = 1 << 20,
+                                                        .crypt = CST_SEG_CRYPT_OFF } });
+    world_recover(w);
+    assert_int_equal(cst_cold_open_space(s), 0);
+    world_store_chain(w, s, root, 100, FEW, keys);
+    world_pack(w);
+    last = cst_trie_find(s, keys + 32UL * (FEW - 1));
+    arm(w, what, nth);
+    if (stops)
+        for (unsigned i = 0; cst_store_drain(w->store, i < 100, &total); i++)
+            world_settle(w);
+    else
+        (void)cst_cold_spill(last); /* with all above it */
+    world_settle(w);
+    hit = seen(w, what) >= nth;
+    arm(w, what, 0);
+    if (!stops)
+        (void)cst_cold_spill(last);
+    world_settle(w);
+    assert_int_equal(s->stats.cold_blocks, FEW);
+    world_end(w, s);
+    return hit;
+}
+
+/* ... also where it costs the writes of all that stood behind it. */
+static void what_fails_once_is_written_the_next_time(void **state) {
+    uint64_t nth;
+
+    (void)state;
+    cst_fault_join();
+    for (unsigned i = 0; i < 4; i++) {
+        for (nth = 1; fails_at(i / 2 ? A_WRITE : AN_ALLOCATION, nth, i % 2); nth++)
+            ;
+        assert_true(nth > 4); /* a header, a space, heads, payloads */
+    }
+    cst_fault_leave();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_fails_once_is_written_the_next_time),
         cmocka_unit_test(nothing_is_lost_in_any_order),
     };
 
