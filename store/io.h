@@ -36,6 +36,7 @@ enum {
     CST_AIO_E_LOCKED,     /* another process holds the lock */
     CST_AIO_E_FULL,       /* no space, quota or file size limit: also as the res of an operation */
     CST_AIO_E_REFUSED,    /* the backend that was asked for is not allowed here; see why */
+    CST_AIO_E_END,        /* none: where the numbers end */
 };
 
 enum {

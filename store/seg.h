@@ -34,18 +34,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Conditions of cst_seg_*(). */
+/* Conditions of cst_seg_*(). They begin where the aio's end: what the engine decides on a result of
+ * the aio's must never be decided on one of its own. */
 enum {
-    CST_SEG_E_REFUSED = 1, /* open: the directory can't be used; the message says what to do */
-    CST_SEG_E_OFF,         /* the tier is off: too many errors, or it may only be read */
-    CST_SEG_E_BUSY,        /* too much under way; store: room() follows when something has ended */
-    CST_SEG_E_BUDGET,      /* store: the bytes per second are used up */
-    CST_SEG_E_FULL,        /* no segment can be had for it now */
-    CST_SEG_E_HITS,        /* store: not asked for often enough yet */
-    CST_SEG_E_TOO_BIG,     /* doesn't fit a segment */
-    CST_SEG_E_PARENT,      /* its parent has no record (any more) */
-    CST_SEG_E_GONE,        /* the record is gone */
-    CST_SEG_E_CORRUPT,     /* it failed a check, and is gone now */
+    CST_SEG_E_REFUSED = CST_AIO_E_END, /* open: the directory can't be used, see the message */
+    CST_SEG_E_OFF,     /* the tier is off: too many errors, or it may only be read */
+    CST_SEG_E_BUSY,    /* too much under way; store: room() follows when something has ended */
+    CST_SEG_E_BUDGET,  /* store: the bytes per second are used up */
+    CST_SEG_E_FULL,    /* no segment can be had for it now */
+    CST_SEG_E_HITS,    /* store: not asked for often enough yet */
+    CST_SEG_E_TOO_BIG, /* doesn't fit a segment */
+    CST_SEG_E_PARENT,  /* its parent has no record (any more) */
+    CST_SEG_E_GONE,    /* the record is gone */
+    CST_SEG_E_CORRUPT, /* it failed a check, and is gone now */
 };
 
 /* Where a record is. A stale one (its segment was used again) is noticed. */

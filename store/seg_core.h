@@ -224,8 +224,8 @@ struct cst_seg_slot *cst_seg_find(const struct cst_seg *seg, struct cst_seg_ref 
 static inline bool cst_seg_is_shortage(int r) {
     return r == CST_AIO_E_FULL || r == -ENOSPC || r == -ENOMEM || r == -EMFILE || r == -ENFILE;
 }
-/* Something failed. An error of the device counts, and turns the tier off when it was one too many;
- * a full file system is said once. */
+/* Something failed: r is the aio's, or negative. An error of the device counts, and turns the tier
+ * off when it was one too many; a full file system is said once. */
 void cst_seg_error(struct cst_seg *seg, int r);
 /* The same of a write into a segment, which costs the segment: its room was allocated, so a full
  * file system counts, too. */

@@ -91,6 +91,7 @@ static bool is_full(int r) {
 }
 
 void cst_seg_error(struct cst_seg *seg, int r) {
+    assert(r < CST_AIO_E_END);
     if (is_full(r))
         note_full(seg);
     if (!cst_seg_is_shortage(r))

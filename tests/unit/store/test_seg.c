@@ -485,6 +485,16 @@ static void test_want_of_memory_is_no_defect(void **state) {
     seg_world_free(w);
 }
 
+/* What the engine answers is nothing that the aio says: a tier whose bytes per second are used up
+ * isn't taken for a full disk. */
+static void test_no_condition_is_a_shortage(void **state) {
+    (void)state;
+    assert_true(cst_seg_is_shortage(CST_AIO_E_FULL) && cst_seg_is_shortage(-ENOMEM));
+    assert_false(cst_seg_is_shortage(-EIO));
+    for (int r = CST_SEG_E_REFUSED; r <= CST_SEG_E_CORRUPT; r++)
+        assert_false(cst_seg_is_shortage(r));
+}
+
 /* Stores that are refused for want of memory, at every place in a segment, leave no trace: segments
  * are begun one after the other, each with its first fill. */
 static void test_refused_leaves_no_trace(void **state) {
@@ -559,6 +569,7 @@ int main(void) {
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_room_that_comes_back_is_used),
         cmocka_unit_test(test_want_of_memory_is_no_defect),
+        cmocka_unit_test(test_no_condition_is_a_shortage),
         cmocka_unit_test(test_refused_leaves_no_trace),
         cmocka_unit_test(test_own_records_take_no_room),
     };
