@@ -185,7 +185,7 @@ struct cst_seg {
     bool awaited;                  /* a store was answered BUSY, room() is owed */
     struct cst_seg_making *making; /* a segment is being allocated */
     uint64_t allocate_after_ns;
-    bool noted_full;
+    bool noted_full, noted_short, noted_lost;
     struct cst_seg_evict *evict; /* a victim is being emptied */
     struct cst_seg_recover *recover;
     struct cst_list reading; /* reads that end at once, told by `told` */
@@ -225,7 +225,7 @@ static inline bool cst_seg_is_shortage(int r) {
     return r == CST_AIO_E_FULL || r == -ENOSPC || r == -ENOMEM || r == -EMFILE || r == -ENFILE;
 }
 /* Something failed: r is the aio's, or negative. An error of the device counts, and turns the tier
- * off when it was one too many; a full file system is said once. */
+ * off when it was one too many; a full file system and want of memory are said once. */
 void cst_seg_error(struct cst_seg *seg, int r);
 /* The same of a write into a segment, which costs the segment: its room was allocated, so a full
  * file system counts, too. */

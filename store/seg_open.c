@@ -70,6 +70,26 @@ static void note_full(struct cst_seg *seg) {
     seg->noted_full = true;
 }
 
+static const char *what_is_short(int r) {
+    return r == -ENOMEM ? "memory" : "file descriptors";
+}
+
+static void note_short(struct cst_seg *seg, int r) {
+    if (!seg->noted_short)
+        cst_seg_note(seg, "the disk tier gets no %s from the system: it does less until there is",
+                     what_is_short(r));
+    seg->noted_short = true;
+}
+
+static void note_lost(struct cst_seg *seg, int r) {
+    if (!seg->noted_lost)
+        cst_seg_note(seg,
+                     "the disk tier lost a segment, to be used again after a restart: a write "
+                     "got no %s from the system",
+                     what_is_short(r));
+    seg->noted_lost = true;
+}
+
 static void count_error(struct cst_seg *seg) {
     uint32_t most = seg->options.errors_max ? seg->options.errors_max : 16;
 
@@ -94,11 +114,17 @@ void cst_seg_error(struct cst_seg *seg, int r) {
     assert(r < CST_AIO_E_END);
     if (is_full(r))
         note_full(seg);
-    if (!cst_seg_is_shortage(r))
+    else if (cst_seg_is_shortage(r))
+        note_short(seg, r);
+    else
         count_error(seg);
 }
 
 void cst_seg_write_error(struct cst_seg *seg, int r) {
+    if (cst_seg_is_shortage(r) && !is_full(r)) {
+        note_lost(seg, r);
+        return;
+    }
     cst_seg_error(seg, r);
     if (is_full(r))
         count_error(seg);

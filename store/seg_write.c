@@ -634,6 +634,8 @@ int cst_seg_store(struct cst_seg *seg, struct cst_seg_store *store) {
     if (!r)
         r = record_begin(record, store->payload, &w);
     seg->awaited |= r == CST_SEG_E_BUSY;
+    if (cst_seg_is_shortage(r))
+        cst_seg_error(seg, r);
     if (r)
         return r;
     seg->rate_left -= CST_MIN(seg->rate_left, record->payload_bytes);

@@ -456,8 +456,16 @@ static void test_room_that_comes_back_is_used(void **state) {
     assert_int_equal(segments[0], segments[1]);
 }
 
-/* Memory fails, at each place in turn, while segments are begun and made: that costs stores, and
- * once it is there again all goes on, in as many files. */
+static unsigned n_said(const struct seg_world *w, const char *words) {
+    unsigned n = 0;
+
+    for (const char *at = w->notes; (at = strstr(at, words)); at++)
+        n++;
+    return n;
+}
+
+/* Memory fails, at each place in turn, while segments are begun and made: that costs stores, which
+ * is said once, and once it is there again all goes on, in as many files. */
 static void test_want_of_memory_is_no_defect(void **state) {
     struct seg_world *w = seg_world_new(8, CST_SEG_CRYPT_OFF);
     struct cst_seg_stats stats;
@@ -481,7 +489,35 @@ static void test_want_of_memory_is_no_defect(void **state) {
     assert_int_equal(stats.errors, 0);
     assert_int_equal(stats.segments_foreign, 0);
     assert_int_equal(stats.segments, 8);
+    assert_int_equal(n_said(w, "gets no memory"), 1);
     assert_int_equal(seg_world_read_all(w), seg_world_live(w));
+    seg_world_free(w);
+}
+
+/* ... while they are written: that costs the segment, and is said once, too. */
+static void test_want_of_memory_costs_a_segment(void **state) {
+    struct seg_world *w = seg_world_new(8, CST_SEG_CRYPT_OFF);
+    struct cst_seg_stats stats;
+    uint32_t n = 0, lost = 0;
+
+    (void)state;
+    w->with_faults = true; /* around the disk: their memory fails, which is how a write does */
+    assert_int_equal(seg_world_start(w), 0);
+    seg_world_settle(w);
+    for (; lost < 3 && n < 100; n++) {
+        w->clock.ns += 61 * CST_NS_PER_S;
+        assert_int_equal(seg_world_store(w, n, -1, 0, 3000), 0);
+        cst_fault_join();
+        cst_fault_arm(CST_FAULT_ALLOC, 1, 1);
+        seg_world_settle(w);
+        cst_fault_arm(CST_FAULT_ALLOC, 0, 0);
+        cst_fault_leave();
+        lost += w->items[n].status == -ENOMEM;
+    }
+    cst_seg_stats(w->seg, &stats);
+    assert_int_equal(lost, 3);
+    assert_int_equal(stats.errors, 0);
+    assert_int_equal(n_said(w, "lost a segment"), 1);
     seg_world_free(w);
 }
 
@@ -569,6 +605,7 @@ int main(void) {
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_room_that_comes_back_is_used),
         cmocka_unit_test(test_want_of_memory_is_no_defect),
+        cmocka_unit_test(test_want_of_memory_costs_a_segment),
         cmocka_unit_test(test_no_condition_is_a_shortage),
         cmocka_unit_test(test_refused_leaves_no_trace),
         cmocka_unit_test(test_own_records_take_no_room),
