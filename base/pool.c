@@ -3,8 +3,9 @@
  * Owns pages of CST_POOL_PAGE, aligned to their size, each cut into spans of 64 KiB.
  * Invariants: 1. a span begins with its header, and holds objects of one size; 2. it is in
  * open[size] exactly while it has objects and a free place, in `free` exactly while it has no
- * objects; 3. the header of a page's first span counts the page's spans with objects; 4. beyond
- * what was given, at most one page has none: the next object may come soon.
+ * objects, in no list while it is full; n_used counts those with objects; 3. the header of a page's
+ * first span counts the page's spans with objects; 4. beyond what was given, at most one page has
+ * none: the next object may come soon.
  */
 #include "base/pool.h"
 
@@ -62,12 +63,11 @@ void cst_pool_init(struct cst_pool *pool) {
     for (size_t i = 0; i < CST_COUNT(pool->open); i++)
         cst_list_init(&pool->open[i]);
     cst_list_init(&pool->free);
-    pool->n_free = 0;
+    pool->n_free = pool->n_used = 0;
 }
 
 void cst_pool_deinit(struct cst_pool *pool) {
-    for (size_t i = 0; i < CST_COUNT(pool->open); i++)
-        assert(cst_list_is_empty(&pool->open[i]));
+    assert(!pool->n_used);
     cst_pool_trim(pool);
     assert(!pool->n_free);
 }
@@ -135,6 +135,7 @@ static struct span *span_take(struct cst_pool *pool, size_t size) {
     cst_list_unlink(it);
     cst_list_append(&pool->open[size / CST_POOL_GRAIN], it);
     pool->n_free--;
+    pool->n_used++;
     page_at(s)->page_n++;
     s->places = NULL;
     s->fresh = CST_POOL_GRAIN;
@@ -149,6 +150,7 @@ static void span_drop(struct cst_pool *pool, struct span *s) {
     cst_list_unlink(&s->link);
     cst_list_prepend(&pool->free, &s->link);
     pool->n_free++;
+    pool->n_used--;
     if (!--page->page_n && pool->n_free > SPANS)
         page_drop(pool, page);
 }

@@ -21,7 +21,7 @@ enum {
 struct cst_pool {
     struct cst_list open[CST_POOL_MAX / CST_POOL_GRAIN + 1]; /* spans with a free place, by size */
     struct cst_list free;                                    /* spans without objects */
-    size_t n_free;
+    size_t n_free, n_used;                                   /* spans without, with objects */
 };
 
 void cst_pool_init(struct cst_pool *pool);

@@ -6,8 +6,12 @@
 #include "base/pool.h"
 #include "base/random.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { OBJECTS = 20000, STEPS = 100000, SPAN = 64 << 10 };
 
@@ -129,12 +133,49 @@ static void a_failed_alloc_changes_nothing(void **state) {
     free(w);
 }
 
+/* How a process ends that leaves so many objects behind. */
+static int end_with(unsigned n) {
+    const struct rlimit no_core = { 0 };
+    int status = 0;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (!pid) {
+        struct cst_pool pool;
+
+        (void)setrlimit(RLIMIT_CORE, &no_core);
+        (void)close(STDERR_FILENO); /* where the assertion would speak */
+        cst_pool_init(&pool);
+        while (n--)
+            (void)cst_pool_alloc(&pool, CST_POOL_MAX);
+        cst_pool_deinit(&pool);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+/* One, a full span, a full page: what is full is in no list. */
+static void what_is_left_behind_ends_the_process(void **state) {
+    const unsigned each = (SPAN - CST_POOL_GRAIN) / CST_POOL_MAX,
+                   n[] = { 1, each, each * (CST_POOL_PAGE / SPAN) };
+
+    (void)state;
+    assert_int_equal(end_with(0), 0);
+    for (size_t i = 0; i < CST_COUNT(n); i++) {
+        int status = end_with(n[i]);
+
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_model),
         cmocka_unit_test(wastes_little),
         cmocka_unit_test(takes_memory_ahead),
         cmocka_unit_test(a_failed_alloc_changes_nothing),
+        cmocka_unit_test(what_is_left_behind_ends_the_process),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
