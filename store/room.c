@@ -335,6 +335,9 @@ int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t
             return CST_ROOM_WAIT;
         if (tight && empty_spare(space))
             continue;
+        /* Before a clean copy gives its slot, although that costs nothing: the put would go on and
+         * take memory for the index, which by now comes from slabs, of blocks that are on their way
+         * to disk. When these have arrived, a slab can be emptied at no cost. */
         if (tight && (cst_encode_kick(space) || space->spills))
             return CST_ROOM_WAIT;
         if (drop_clean(space))
