@@ -479,6 +479,15 @@ bool cst_cold_wants_frame(struct cst_block *b) {
     return false;
 }
 
+/* What it means for a frame that the engine took nothing. */
+static int refusal(struct cst_space *space, int condition) {
+    if (may_wait(space, condition))
+        return CST_ROOM_WAIT;
+    return !condition || condition == CST_SEG_E_BUSY || condition == CST_SEG_E_PARENT
+               ? CST_ROOM_FULL
+               : CST_ROOM_REFUSED;
+}
+
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
     struct cst_block *parent = b->parent;
     int r = 0;
@@ -488,12 +497,9 @@ int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
         return CST_ROOM_FULL;
     if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
         (!spill_path(parent, &r) || !parent->spill))
-        return b->space->spills || parent->encoding || may_wait(b->space, r) ? CST_ROOM_WAIT
-                                                                             : CST_ROOM_FULL;
+        return b->space->spills || parent->encoding ? CST_ROOM_WAIT : refusal(b->space, r);
     r = spill_begin(b, NULL, frame, b->hits);
-    if (r)
-        return may_wait(b->space, r) ? CST_ROOM_WAIT : CST_ROOM_FULL;
-    return 0;
+    return r ? refusal(b->space, r) : 0;
 }
 
 /* ---- ahead of need, and at the end ---- */

@@ -221,13 +221,14 @@ void cst_put_tell(struct cst_put *put);
 
 /* ---- room.c: where slots and index bytes come from ---- */
 
-enum { CST_ROOM_WAIT = 1, CST_ROOM_FULL };
+enum { CST_ROOM_WAIT = 1, CST_ROOM_FULL, CST_ROOM_REFUSED };
 
 /* 0 and a slot; CST_ROOM_WAIT: queue up, the space is served when something comes free;
  * CST_ROOM_FULL. May evict any idle block. */
 int cst_room_hot(struct cst_space *space, struct cst_slab_slots **slab, uint32_t *slot);
-/* used: when the block that is packed was used last: nothing younger is evicted for it. */
-int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
+/* used: when the block that is packed was used last: nothing younger is evicted for it. refused:
+ * the disk doesn't take its frame, so no packed block is kept that may go there later. */
+int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used, bool refused,
                     struct cst_slab_slots **slab, uint32_t *slot);
 /* Evicts nothing. */
 int cst_room_packed_free(struct cst_space *space, uint64_t bytes, struct cst_slab_slots **slab,
@@ -316,7 +317,8 @@ struct cst_frame {
     struct cst_side_data *side; /* that it needs; NULL: none */
 };
 /* 0: it is on its way to disk, and data taken; CST_ROOM_WAIT: after another write of the space has
- * ended, or when the engine has room (cst_cold_serve()); CST_ROOM_FULL: no. */
+ * ended, or when the engine has room (cst_cold_serve()); CST_ROOM_FULL: not now;
+ * CST_ROOM_REFUSED: the engine takes none like it. */
 int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame);
 /* Would it go to disk if it, or one above it, were packed? */
 bool cst_cold_wants_frame(struct cst_block *b);

@@ -234,7 +234,7 @@ static void move_done(struct cst_job *job) {
 }
 
 /* No memory for the frame: it may go straight to disk. 0 is what a slot in memory answers. */
-enum { ON_DISK = 3 };
+enum { ON_DISK = CST_ROOM_REFUSED + 1 };
 
 static int to_disk(struct encode *e) {
     const struct cst_frame f = {
@@ -255,21 +255,29 @@ static int to_disk(struct encode *e) {
     return ON_DISK;
 }
 
+static int find_slot(struct encode *e, bool refused) {
+    struct cst_block *b = e->block;
+
+    return e->again
+               ? cst_room_packed_free(b->space, e->len, &e->slab, &e->slot)
+               : cst_room_packed(b->space, e->len, b->evict.order, refused, &e->slab, &e->slot);
+}
+
 /* False: the others have to wait for memory, too. */
 static bool serve(struct encode *e) {
     struct cst_block *b = e->block;
     struct cst_space *space = b->space;
-    int r = b->dead    ? CST_ROOM_FULL
-            : e->again ? cst_room_packed_free(space, e->len, &e->slab, &e->slot)
-                       : cst_room_packed(space, e->len, b->evict.order, &e->slab, &e->slot);
+    int r = b->dead ? CST_ROOM_FULL : find_slot(e, false);
 
-    if (r == CST_ROOM_WAIT)
-        return false;
     if (r == CST_ROOM_FULL && !b->dead && !e->again) {
         r = to_disk(e);
         if (r == CST_ROOM_WAIT) /* for its parent, which may stand behind it */
             return true;
+        if (r == CST_ROOM_REFUSED)
+            r = find_slot(e, true);
     }
+    if (r == CST_ROOM_WAIT)
+        return false;
     if (r) {
         /* these two asked for no room, and one that came before its parent comes again */
         if (r == CST_ROOM_FULL && !b->dead && !e->again &&

@@ -390,7 +390,7 @@ int cst_room_packed_free(struct cst_space *space, uint64_t bytes, struct cst_sla
     return CST_ROOM_FULL;
 }
 
-int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
+int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used, bool refused,
                     struct cst_slab_slots **slab, uint32_t *slot) {
     uint32_t klass = cst_packed_class(bytes);
     struct cst_list *free = &space->packed_free[klass];
@@ -411,7 +411,7 @@ int cst_room_packed(struct cst_space *space, uint64_t bytes, uint64_t used,
         if (may_grow(space) &&
             empty_older(space, free, own ? own->evict.order : used, LOSE_UNSAVABLE))
             continue;
-        if (own && cst_cold_wants_frame(own))
+        if (own && !refused && cst_cold_wants_frame(own))
             return CST_ROOM_FULL; /* the new frame may go to disk, and this one later */
         if (!own || i++ >= PACKED_EVICTIONS)
             return space->spills ? CST_ROOM_WAIT : CST_ROOM_FULL;

@@ -529,6 +529,65 @@ static void a_copy_that_a_decode_waits_to_read_stays(void **state) {
     end_world(w);
 }
 
+static void set_unpackable(struct cst_space *s, const uint8_t key[32], bool is) {
+    struct cst_block *b = cst_trie_find(s, key);
+
+    b->unpackable = is;
+    cst_block_settle(b, CST_EVICT_WARM);
+}
+
+/* Chains of two, the lower ones packed, the upper ones to be packed next, the youngest first. */
+static void store_pairs(struct world *w, struct cst_space *s) {
+    uint8_t keys[SLAB_BLOCKS][2 * 32];
+
+    for (uint32_t i = 0; i < SLAB_BLOCKS; i++) {
+        world_store_chain(w, s, root, 100 * i, 2, keys[i]);
+        set_unpackable(s, keys[i], true);
+    }
+    while (cst_encode_kick(s))
+        world_settle(w);
+    assert_int_equal(s->packed_copies, SLAB_BLOCKS);
+    for (uint32_t i = SLAB_BLOCKS; i--;)
+        set_unpackable(s, keys[i], false);
+}
+
+/* How many blocks are packed, of pairs and of what comes then. */
+static uint64_t pack_pairs(bool full_disk) {
+    struct world *w = tight(3, "lru");
+    struct cst_space *s;
+    uint8_t key[32];
+    uint64_t n;
+
+    if (full_disk) {
+        world_disk_open(w, 8192, 1,
+                        (struct cst_disk_options){ .seg = { .bytes = 2 << 20,
+                                                            .segment_bytes = 256 << 10,
+                                                            .crypt = CST_SEG_CRYPT_OFF } });
+        world_recover(w);
+    }
+    s = space(w, "a");
+    store_pairs(w, s);
+    for (uint32_t i = 0; i < 20; i++) {
+        while (!cst_list_is_empty(&s->hot_free)) /* else packing could wait */
+            assert_int_equal(store_leaf(w, s, i, key), 0);
+        (void)cst_encode_kick(s);
+        world_settle(w);
+        w->clock.ns += 2 * CST_NS_PER_S;
+    }
+    assert_int_equal(numbers(s).cold_blocks, 0);
+    n = numbers(s).encodes;
+    (void)cst_space_unref(s);
+    end_world(w);
+    return n;
+}
+
+/* The packed ones could go to disk after those above them. While the disk has no room they give
+ * way, as without one: else nothing would be packed any more. */
+static void a_full_disk_lets_blocks_be_packed(void **state) {
+    (void)state;
+    assert_int_equal(pack_pairs(true), pack_pairs(false));
+}
+
 /* The index has its own limit: leaves go, memory for slabs or not. */
 static void the_index_is_capped(void **state) {
     enum { CAP = 24 << 10 };
@@ -798,6 +857,7 @@ int main(void) {
         cmocka_unit_test(ancestors_of_open_puts_stay),
         cmocka_unit_test(hidden_blocks_can_be_evicted),
         cmocka_unit_test(a_copy_that_a_decode_waits_to_read_stays),
+        cmocka_unit_test(a_full_disk_lets_blocks_be_packed),
         cmocka_unit_test(the_index_is_capped),
         cmocka_unit_test(an_index_full_of_open_puts_is_a_limit),
         cmocka_unit_test(a_tiny_memory_works),
