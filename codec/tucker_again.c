@@ -16,9 +16,10 @@
 
 #include <math.h>
 
-/* Of what codes miss: less is codes that were there before, or may be. Those of 8 bits miss up to a
- * quarter by how decoded values are rounded. */
-static const float SURELY = 0.3f, MAYBE = 0.5f;
+/* Of what codes miss: less is codes that were there before, or may be. */
+static const float SURELY = 0.15f, MAYBE = 0.5f;
+/* The same of 8 bits, which miss up to a quarter because decoded values are rounded. */
+static const float SURELY_FINE = 0.3f;
 
 enum {
     TRIES = 16,    /* of one cell */
@@ -78,9 +79,10 @@ static bool find(struct cst_tucker *t, uint32_t cell, int tries, const struct cs
     struct cst_point best = now, p;
     double price = price_of(hull, &now), above = 0;
     float least = CST_MIN(t->cell[cell].missed, MAYBE);
+    float enough = now.bits == 8 ? SURELY_FINE : SURELY;
     bool found = false;
 
-    for (int i = 0; i < tries && least > SURELY && next_best(&p, hull, price, above); i++) {
+    for (int i = 0; i < tries && least > enough && next_best(&p, hull, price, above); i++) {
         float missed = p.bits ? cst_tucker_missed(t, cell, &p, w) : 1;
 
         above = loss(&p, price);
