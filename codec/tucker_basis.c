@@ -178,16 +178,17 @@ static void fill_signs(float *x, size_t n, struct cst_seeded_random *random) {
 /* z: `rows` random combinations of the cell's channels, in the directions of the dimensions that
  * `s` has. They are drawn in channels: what comes of them depends on the space that those
  * directions span, not on which way each one points, which an eigensolver is free to choose. So a
- * block that was coded before, nearly what it was then, has the sketch again that it had. row: room
- * for one of them. */
+ * block that was coded before, nearly what it was then, has the sketch again that it had. room: for
+ * so many of them at once. */
 static void make_sketch(float *z, uint32_t rows, const struct cst_tucker_shape *s, uint32_t dims,
-                        const float *dim, float *row) {
+                        const float *dim, float *room, uint32_t at_once) {
     struct cst_seeded_random random;
 
     cst_seeded_random_init(&random, 0x4a6f4c54);
-    for (uint32_t i = 0; i < rows; i++, z += (size_t)s->heads * s->dims) {
-        fill_signs(row, (size_t)s->heads * dims, &random);
-        cst_gemm(false, true, s->heads, s->dims, dims, 1, row, dims, dim, dims, 0, z, s->dims);
+    for (uint32_t i = 0, n; i < rows; i += n, z += (size_t)n * s->heads * s->dims) {
+        n = CST_MIN(at_once, rows - i);
+        fill_signs(room, (size_t)n * s->heads * dims, &random);
+        cst_gemm(false, true, n * s->heads, s->dims, dims, 1, room, dims, dim, dims, 0, z, s->dims);
     }
 }
 
@@ -288,7 +289,7 @@ static int tokens_by_sketch(struct cst_tucker_basis *b, const struct cst_tucker_
     int r;
 
     b->rank = CST_MIN(b->rank, rows);
-    make_sketch(w->z, rows, &strong, s->dims, b->dim, b->core);
+    make_sketch(w->z, rows, &strong, s->dims, b->dim, b->core, b->rank);
     r = sketch_tokens(wide, rows, &strong, w);
     if (r)
         return r;
@@ -339,7 +340,7 @@ int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_sh
                           const float *x, uint32_t sketch, bool flat,
                           const struct cst_tucker_scratch *w) {
     uint64_t rows = (uint64_t)s->tokens * s->heads;
-    int r = dim_basis(b, s, x, flat && rows >= HALF_ROWS * (uint64_t)s->dims, w);
+    int r = dim_basis(b, s, x, sketch && rows >= HALF_ROWS * (uint64_t)s->dims, w);
 
     if (r)
         return r;

@@ -49,13 +49,14 @@ struct cst_tucker_scratch {
 };
 
 /*
- * Fills the basis, whose arrays have room for `rank` rows of tokens, rank <= tokens and <= heads x
- * dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko, Martinsson
- * and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed seed), the
- * same one for cells that are nearly the same, with token directions that are only nearly
- * orthogonal; it may find fewer than `rank`; as energies are relative to the whole cell's, what the
- * sketch misses counts as not captured. flat: nearly all dimensions matter alike: those of long
- * cells from every second row, more of them in the sketch. 0, or a condition of linalg.h.
+ * Fills the basis, whose arrays have room for `rank` rows of tokens, 1 <= rank <= tokens and <=
+ * heads x dims. sketch: 0 for the whole spectrum of the tokens; else a randomized one (Halko,
+ * Martinsson and Tropp 2011, algorithm 4.4: 10 columns more than `rank`, a power iteration, a fixed
+ * seed), the same one for cells that are nearly the same, with token directions that are only
+ * nearly orthogonal, and directions of the dimensions of long cells from every second row; it may
+ * find fewer than `rank`; as energies are relative to the whole cell's, what the sketch misses
+ * counts as not captured. flat: nearly all dimensions matter alike: more of them in the sketch. 0,
+ * or a condition of linalg.h.
  */
 int cst_tucker_basis_make(struct cst_tucker_basis *b, const struct cst_tucker_shape *s,
                           const float *x, uint32_t sketch, bool flat,
