@@ -283,10 +283,15 @@ static struct cst_copy *source_of(struct cst_block *b) {
     return NULL;
 }
 
-/* It may have been the segment's fault, or the moment's. */
-static void write_failed(struct cst_block *b) {
-    b->spill_fails++;
-    b->space->drained = CST_MIN(b->space->drained, b->seq - 1); /* a clean stop comes back to it */
+/* It may have been the segment's fault, or the moment's, and each such try costs a segment; or that
+ * of a block above, which is written again first. A clean stop comes back to it. */
+static void write_failed(struct cst_block *b, int status) {
+    bool counts = status < 0 || status == CST_SEG_E_FULL;
+
+    if (counts)
+        b->spill_fails++;
+    if (counts || status == CST_SEG_E_PARENT)
+        b->space->drained = CST_MIN(b->space->drained, b->seq - 1);
 }
 
 static void spill_done(struct cst_seg_store *store, int status) {
@@ -309,8 +314,7 @@ static void spill_done(struct cst_seg_store *store, int status) {
         space->stats.spilled_blocks++;
         space->stats.spilled_bytes += store->record.payload_bytes;
     }
-    if (status < 0)
-        write_failed(b);
+    write_failed(b, status);
     if (b->dead)
         cst_block_reap(b);
     else if (status == CST_SEG_E_CORRUPT)
@@ -407,9 +411,16 @@ static int spill_one(struct cst_block *b, uint32_t hits) {
                        hits);
 }
 
+/* A clean stop has tries of its own. */
+static bool is_unfit(const struct cst_block *b) {
+    unsigned tries = b->space->store->draining ? 2 * SPILL_TRIES : SPILL_TRIES;
+
+    return b->unspillable || b->spill_fails >= tries;
+}
+
 static bool may_spill(const struct cst_block *b) {
-    return b->visible && !b->root && !b->dead && !b->unspillable && b->spill_fails < SPILL_TRIES &&
-           b->space->disk && !b->space->ns->purging;
+    return b->visible && !b->root && !b->dead && !is_unfit(b) && b->space->disk &&
+           !b->space->ns->purging;
 }
 
 /* What the engine gave up and nobody has used since isn't written again: where the tier is small
@@ -483,7 +494,8 @@ bool cst_cold_wants_frame(struct cst_block *b) {
 static int refusal(struct cst_space *space, int condition) {
     if (may_wait(space, condition))
         return CST_ROOM_WAIT;
-    return !condition || condition == CST_SEG_E_BUSY || condition == CST_SEG_E_PARENT
+    return !condition || condition == CST_SEG_E_BUSY || condition == CST_SEG_E_PARENT ||
+                   condition == CST_SEG_E_BUDGET
                ? CST_ROOM_FULL
                : CST_ROOM_REFUSED;
 }
@@ -492,8 +504,11 @@ int cst_cold_spill_frame(struct cst_block *b, const struct cst_frame *frame) {
     struct cst_block *parent = b->parent;
     int r = 0;
 
-    if (!cst_cold_takes(b->space->store) || !may_spill(b) || cst_block_is_cold(b) || b->spill ||
-        is_given_up(b))
+    if (!cst_cold_takes(b->space->store) || cst_block_is_cold(b) || b->spill || b->dead)
+        return CST_ROOM_FULL;
+    if (is_unfit(b) || is_given_up(b)) /* until it is used */
+        return CST_ROOM_REFUSED;
+    if (!may_spill(b))
         return CST_ROOM_FULL;
     if (parent && !parent->root && !parent->spill && !cst_block_is_cold(parent) &&
         (!spill_path(parent, &r) || !parent->spill))

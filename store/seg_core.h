@@ -185,8 +185,8 @@ struct cst_seg {
     bool awaited;                  /* a store was answered BUSY, room() is owed */
     struct cst_seg_making *making; /* a segment is being allocated */
     uint64_t allocate_after_ns;
-    bool noted_full, noted_short, noted_lost;
-    struct cst_seg_evict *evict; /* a victim is being emptied */
+    bool noted_full, noted_lost, noted_short[2]; /* of descriptors, of memory */
+    struct cst_seg_evict *evict;                 /* a victim is being emptied */
     struct cst_seg_recover *recover;
     struct cst_list reading; /* reads that end at once, told by `told` */
     struct cst_job tell;

@@ -75,10 +75,12 @@ static const char *what_is_short(int r) {
 }
 
 static void note_short(struct cst_seg *seg, int r) {
-    if (!seg->noted_short)
+    bool *noted = &seg->noted_short[r == -ENOMEM];
+
+    if (!*noted)
         cst_seg_note(seg, "the disk tier gets no %s from the system: it does less until there is",
                      what_is_short(r));
-    seg->noted_short = true;
+    *noted = true;
 }
 
 static void note_lost(struct cst_seg *seg, int r) {

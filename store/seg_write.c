@@ -12,7 +12,8 @@
  * a record exists when its head and all before it are on disk: after a kill there is no gap before
  * a record that a user was told of; heads that lie side by side, of records that are nothing but a
  * head, go in one write; 3. a record that came to nothing before its head was written leaves a void
- * in its place; 4. when a write fails, all records behind it in the segment fail, too; 5. a user is
+ * in its place; 4. when a write fails, all records behind it in the segment fail, too,
+ * and those below them elsewhere lack their parent; 5. a user is
  * told once, never from within its call. Loop thread, but for the job, which touches the write's
  * buffer, its seal and the user's payload.
  */
