@@ -29,7 +29,7 @@ struct cst_tucker_recipe {
     bool lloyd;              /* Lloyd-Max levels, else uniform ones */
     bool means;              /* channel means are taken off where they pay */
     bool level;              /* layers of a cell count alike, and cells by their layers */
-    bool sketch;             /* randomized token directions */
+    bool sketch;             /* randomized token directions, of cells where that is less work */
     double weight_k, weight_v;
 };
 const struct cst_tucker_recipe *cst_tucker_recipe(uint32_t preset);

@@ -27,6 +27,10 @@ enum {
     FEW_TRIES = 8, /* they are asked even if none was seen */
 };
 
+static float surely(const struct cst_point *p) {
+    return p->bits == 8 ? SURELY_FINE : SURELY;
+}
+
 /* Error and cost at the price of a byte at which the cell takes its choice. */
 static double price_of(const struct cst_hull *hull, const struct cst_point *now) {
     double below = INFINITY, above = 0;
@@ -79,10 +83,9 @@ static bool find(struct cst_tucker *t, uint32_t cell, int tries, const struct cs
     struct cst_point best = now, p;
     double price = price_of(hull, &now), above = 0;
     float least = CST_MIN(t->cell[cell].missed, MAYBE);
-    float enough = now.bits == 8 ? SURELY_FINE : SURELY;
     bool found = false;
 
-    for (int i = 0; i < tries && least > enough && next_best(&p, hull, price, above); i++) {
+    for (int i = 0; i < tries && least > surely(&best) && next_best(&p, hull, price, above); i++) {
         float missed = p.bits ? cst_tucker_missed(t, cell, &p, w) : 1;
 
         above = loss(&p, price);

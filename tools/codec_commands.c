@@ -94,6 +94,11 @@ static void put_results(const struct cst_tool_options *o, const struct result *r
 
 /* ---- encode and compare ---- */
 
+static int no_memory(void) {
+    (void)fprintf(stderr, "cistern-codec: no memory\n");
+    return -ENOMEM;
+}
+
 static int write_frames(const struct cst_codec_text *c, const char *folder) {
     char path[PATH_MAX];
     int r;
@@ -122,12 +127,15 @@ static void put_drift(struct result *res, double *const last[2]) {
     for (uint32_t i = 0; i < 2 * res->layers; i++) {
         double was = res->nmse[i % 2][i / 2], is = last[i % 2][i / 2];
 
+        if (!(was > 0)) /* nothing was lost, or there are values that aren't finite */
+            continue;
         before += was;
         after += is;
-        if (was > 0)
-            res->drift_worst = fmax(res->drift_worst, sqrt(is / was));
+        res->drift_worst = fmax(res->drift_worst, sqrt(is / was));
     }
     res->drift = before > 0 ? sqrt(after / before) : 1;
+    if (!(before > 0))
+        res->drift_worst = 1;
 }
 
 /* Codes the copy again and again, each time from what the time before gave. */
@@ -136,7 +144,7 @@ static int code_again(const struct cst_tool_options *o, struct cst_codec_text *c
                       struct result *res) {
     const struct cst_tensor_file *original = c->tensors;
     cst_auto(cst_freep) double *nmse = cst_calloc((size_t)2 * original->layers, sizeof(double));
-    int r = nmse ? 0 : -ENOMEM;
+    int r = nmse ? 0 : no_memory();
 
     for (uint32_t i = 0; i < o->rounds && !r; i++) {
         c->tensors = copy;
@@ -168,7 +176,7 @@ static int decode_and_measure(const struct cst_tool_options *o, struct cst_codec
         res->nmse[part] = cst_calloc(t->layers, sizeof(double));
     }
     if (!copy.part[0] || !copy.part[1] || !res->nmse[0] || !res->nmse[1])
-        return -ENOMEM;
+        return no_memory();
     r = cst_codec_text_decode(c, params->side, &copy);
     res->decode_s = c->decode_s;
     if (!r)
@@ -218,7 +226,7 @@ static int run_text(const struct cst_tool_options *o, const char *name, bool com
 
 static int run_texts(const struct cst_tool_options *o, bool compare) {
     struct result *results = cst_calloc(o->n_names, sizeof(*results));
-    int r = results ? 0 : -ENOMEM;
+    int r = results ? 0 : no_memory();
 
     for (size_t i = 0; i < o->n_names && !r; i++)
         r = run_text(o, o->names[i], compare, &results[i]);

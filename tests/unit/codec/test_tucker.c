@@ -274,7 +274,7 @@ static double distance(const struct cell *a, const struct cell *b) {
  * what it was before, is to have the same ones again, or its codes aren't found. */
 static void a_little_noise_moves_sketches_little(void **state) {
     static const struct basis_row flat = {
-        .tokens = 300, .dims = 64, .n_parts = 2, .heads = { 3, 3 }
+        .tokens = 301, .dims = 16, .n_parts = 2, .heads = { 6, 6 }
     };
     struct cst_seeded_random random;
     struct cell a, b;
@@ -514,6 +514,24 @@ static void shapes_come_back(void **state) {
     }
 }
 
+/* Of wide models the plan's cores aren't kept: the sketch's directions are made orthonormal. */
+static void sketches_without_cores_are_found_again(void **state) {
+    static const struct case_shape shape = { CASE_ROWS, CST_DTYPE_BF16, 1024, 5, 16, 128, 0 };
+    cst_auto(case_freep) struct case_block *c = case_new(&shape);
+    const struct cst_encode_params p = {
+        .preset = CST_PRESET_FLASHJOLT, .tokens = 1024, .first_position = 64, .bound = 1
+    };
+    struct cst_frame_info first, again;
+
+    (void)state;
+    case_fill_model(c, 5, 1024);
+    assert_int_equal(case_encode(c, &p, &first), 0);
+    assert_int_equal(case_decode(c, 0, UINT32_MAX), 0);
+    memcpy(c->block, c->out, c->desc.block_bytes);
+    assert_int_equal(case_encode(c, &p, &again), 0);
+    assert_true(again.error < .5f * first.error);
+}
+
 /* The store passes over presets that need more than 64 MiB. */
 static void large_models_are_not_passed_over(void **state) {
     static const struct case_shape models[] = {
@@ -535,6 +553,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_little_noise_moves_sketches_little),
         cmocka_unit_test(streams_have_the_bytes_of_the_paper),
+        cmocka_unit_test(sketches_without_cores_are_found_again),
         cmocka_unit_test(large_models_are_not_passed_over),
     };
 

@@ -116,6 +116,12 @@ def test_rounds_code_what_the_round_before_gave(tmp_path: Path, preset: str) -> 
     assert result["drift_worst"] == pytest.approx((nmse[1] / nmse[0]).max() ** 0.5, rel=1e-6)
 
 
+def test_what_loses_nothing_does_not_drift(tmp_path: Path) -> None:
+    write(tmp_path, "text", (2, 20, 2, 64), "bf16")
+    (result,) = json.loads(run("compare", "--rounds", 2, tmp_path))["texts"]
+    assert (result["drift"], result["drift_worst"]) == (1, 1)
+
+
 def test_side_data_are_learned_and_needed(tmp_path: Path) -> None:
     shape = (2, 400, 2, 64)
     write(tmp_path, "text", shape, "bf16")
