@@ -98,7 +98,7 @@ static void nothing_is_lost_in_any_order(void **state) {
 
 /* ---- what fails ---- */
 
-enum { FEW = 100 }; /* in two segments */
+enum { FEW = 64 }; /* in two segments */
 
 enum failing { A_WRITE, AN_ALLOCATION, ROOM, N_FAILING };
 
